@@ -79,7 +79,7 @@ pub enum Command {
 }
 
 /// Arguments of the `run` command.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct RunArgs {
     /// Path of the TOML config.
     pub config: PathBuf,
@@ -95,6 +95,12 @@ pub struct RunArgs {
     /// Seed of items, samples and the adapter.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+    /// Runs one of the config's stages, from the base model unless `model.from` says otherwise.
+    #[arg(long, value_name = "NAME")]
+    pub stage: Option<String>,
+    /// The run folder of the stage before.
+    #[arg(skip)]
+    pub from: Option<PathBuf>,
     /// How the run resumes and when it stops.
     #[command(flatten)]
     pub resume_args: ResumeArgs,
@@ -104,7 +110,22 @@ impl RunArgs {
     /// The same config for another command.
     #[must_use]
     pub fn for_config(config: PathBuf, set: Vec<String>, seed: Option<u64>) -> Self {
-        Self { config, set, output_dir: None, max_steps: None, seed, resume_args: ResumeArgs::default() }
+        Self {
+            config,
+            set,
+            output_dir: None,
+            max_steps: None,
+            seed,
+            stage: None,
+            from: None,
+            resume_args: ResumeArgs::default(),
+        }
+    }
+
+    /// The same with a stage of the config.
+    #[must_use]
+    pub fn at_stage(self, stage: Option<String>) -> Self {
+        Self { stage, ..self }
     }
 }
 
@@ -134,6 +155,14 @@ pub enum ResumeMode {
     Never,
 }
 
+impl ResumeMode {
+    /// The mode of a stage whose folder lies in that of all stages: the newest of them has been found.
+    #[must_use]
+    pub fn within(self) -> Self {
+        if self == Self::Latest { Self::Auto } else { self }
+    }
+}
+
 /// Arguments of the `check` command.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
@@ -143,6 +172,9 @@ pub struct CheckArgs {
     /// Overrides a key, as in `run`.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// One of the config's stages.
+    #[arg(long, value_name = "NAME")]
+    pub stage: Option<String>,
     /// The run folder, as in `run`.
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
@@ -153,7 +185,7 @@ pub struct CheckArgs {
     #[arg(long)]
     pub json: bool,
     /// Prints the JSON Schema of configs, for editors.
-    #[arg(long, conflicts_with_all = ["config", "set", "output_dir", "offline", "json"])]
+    #[arg(long, conflicts_with_all = ["config", "set", "stage", "output_dir", "offline", "json"])]
     pub schema: bool,
 }
 
@@ -165,6 +197,9 @@ pub struct DoctorArgs {
     /// Overrides a key, as in `run`.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// One of the config's stages.
+    #[arg(long, value_name = "NAME")]
+    pub stage: Option<String>,
 }
 
 /// Arguments of the `eval` command.
@@ -178,6 +213,9 @@ pub struct EvalArgs {
     /// Overrides a key, as in `run`.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// One of the config's stages.
+    #[arg(long, value_name = "NAME")]
+    pub stage: Option<String>,
     /// Seed of items and samples.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -256,6 +294,9 @@ pub struct SimulateArgs {
     /// Overrides a key, as in `run`.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// One of the config's stages.
+    #[arg(long, value_name = "NAME")]
+    pub stage: Option<String>,
     /// Optimizer steps; else `[simulate] steps`, else 200.
     #[arg(long, value_name = "N")]
     pub steps: Option<NonZeroU64>,

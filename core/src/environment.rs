@@ -8,6 +8,7 @@
 
 use crate::chat::{Message, Renderer, Role};
 use crate::datum::Datum;
+use crate::demonstration::Demonstrations;
 use crate::ids::{PolicyVersion, RolloutId, Token};
 pub use crate::item::Item;
 use crate::reward::{RewardError, Score};
@@ -277,6 +278,11 @@ pub trait Environment: Send + Sync {
 
     /// The reward of a finished rollout.
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError>;
+
+    /// The environment as one whose items are imitated, if nothing is sampled from them.
+    fn demonstrations(&self) -> Option<&dyn Demonstrations> {
+        None
+    }
 
     /// The environment as one that runs its own rollouts, if it does so.
     fn self_driven(&self) -> Option<&dyn SelfDrivenEnvironment> {

@@ -12,6 +12,7 @@ pub mod choice;
 pub mod continuation;
 pub mod contract;
 pub mod datum;
+pub mod demonstration;
 #[cfg(test)]
 mod documentation;
 pub mod environment;

@@ -6,10 +6,12 @@
 //! Python packages ([`worker`]) have processes and threads of their own.
 
 pub mod args;
+pub mod demonstrations;
 pub mod error;
 pub mod native;
 pub mod parse;
 pub mod render;
+mod rows;
 pub mod worker;
 
 pub use error::EnvError;

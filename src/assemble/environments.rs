@@ -6,11 +6,13 @@ use crate::config::choice::WeightsChoice;
 use crate::config::environments::EnvPlan;
 use crate::config::error::ConfigError;
 use crate::config::rewards::OracleWeights;
+use crate::config::supervised::DemonstrationPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use minds_core::chat::{Renderer, Tokenizer};
 use minds_core::environment::Environment;
 use minds_core::sampling::SamplingParams;
 use minds_environments::EnvError;
+use minds_environments::demonstrations::DemonstrationSet;
 use minds_environments::native;
 use minds_environments::worker::{self, ModelProfile, PythonEnvironment};
 use minds_stages::messages::MixtureComponent;
@@ -47,18 +49,22 @@ pub(super) fn component(
 ) -> Result<MixtureComponent, CommandError> {
     let renderer = model.renderer;
     let sampling = SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() };
-    let environment: Arc<dyn Environment> = match native(plan, env).or_exit(ProcessExit::Config)? {
-        Some(environment) => environment,
-        None => {
-            let profile = ModelProfile {
-                renderer: renderer.clone(),
-                tokenizer: model.tokenizer.clone(),
-                sampling: sampling.clone(),
-                context: model.context,
-                base_model: plan.base_model.clone(),
-            };
-            Arc::new(python(plan, env, profile).or_exit(ProcessExit::Config)?)
+    let profile = || ModelProfile {
+        renderer: renderer.clone(),
+        tokenizer: model.tokenizer.clone(),
+        sampling: sampling.clone(),
+        context: model.context,
+        base_model: plan.base_model.clone(),
+    };
+    let environment: Arc<dyn Environment> = match &env.demonstrations {
+        Some(demonstrations) => {
+            let set = demonstration_set(plan, demonstrations).or_exit(ProcessExit::Config)?;
+            Arc::new(set.measuring(renderer.clone(), model.context))
         }
+        None => match native(plan, env).or_exit(ProcessExit::Config)? {
+            Some(environment) => environment,
+            None => Arc::new(python(plan, env, profile()).or_exit(ProcessExit::Config)?),
+        },
     };
     Ok(MixtureComponent {
         name: env.name.clone(),
@@ -73,11 +79,36 @@ pub(super) fn component(
     })
 }
 
+/// The conversations of a supervised run.
+///
+/// # Errors
+/// Their file cannot be read, or a row is wrong.
+fn demonstration_set(plan: &RunPlan, of: &DemonstrationPlan) -> Result<DemonstrationSet, ConfigError> {
+    let opened = DemonstrationSet::open(&of.options, of.split);
+    opened.map_err(|error| plan.wrong("sft.data", format!("is wrong: {error}")))
+}
+
+/// Has a supervised run that counts epochs end after them.
+///
+/// # Errors
+/// The file of its conversations cannot be read, or a row is wrong.
+pub fn fit_epochs(plan: &mut RunPlan) -> Result<(), ConfigError> {
+    let trained = plan.envs.iter().find(|env| env.weight > 0.0);
+    if let Some(demonstrations) = trained.and_then(|env| env.demonstrations.clone()) {
+        let rows = demonstration_set(plan, &demonstrations)?.items();
+        plan.fit_epochs(rows);
+    }
+    Ok(())
+}
+
 /// The environment, if it is built in. A Python package is not loaded; keys that do not apply to it are rejected.
 ///
 /// # Errors
 /// An argument is unknown or wrong, or a key does not go with this kind of environment.
 pub fn native(plan: &RunPlan, env: &EnvPlan) -> Result<Option<Arc<dyn Environment>>, ConfigError> {
+    if let Some(demonstrations) = &env.demonstrations {
+        return Ok(Some(Arc::new(demonstration_set(plan, demonstrations)?)));
+    }
     let options = &env.options;
     if native::is_native(&options.id) {
         if let Some(key) = env.only_python {

@@ -9,7 +9,7 @@ mod remote;
 mod service;
 mod warm_start;
 
-pub use environments::{components, find_python, native, python};
+pub use environments::{components, find_python, fit_epochs, native, python};
 pub use fingerprint::fingerprints;
 pub use hosted::hosted;
 pub use pipeline::{

@@ -36,7 +36,13 @@ pub struct MemoryUse {
 #[must_use]
 pub fn mailboxes(plan: &RunPlan) -> Vec<(&'static str, usize)> {
     let capacities = MailboxCapacities::of(&plan.pipeline, plan.group_size.get());
-    capacities.named().into_iter().map(|(name, capacity)| (name, capacity.get())).collect()
+    let used = |name: &str| !plan.pipeline.is_supervised() || ["groups", "batches"].contains(&name);
+    capacities
+        .named()
+        .into_iter()
+        .filter(|(name, _)| used(name))
+        .map(|(name, capacity)| (name, capacity.get()))
+        .collect()
 }
 
 /// Estimated memory use of the embedded engine, by part.

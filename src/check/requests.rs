@@ -41,15 +41,22 @@ pub fn requests(plan: &RunPlan, usage: EnvironmentUsage) -> Vec<StepRequest> {
     let members = u64::from(plan.group_size.get());
     let request =
         |what, count: u64, every: u64, note: String| StepRequest { what, count: Some(count), every, note };
-    let mut all = vec![request(
-        "samples",
-        groups,
-        1,
-        match usage.self_driven {
-            true => format!("{members} completions each; Python environments send any number of their own"),
-            false => format!("{members} completions each; each later turn of a rollout is one more request"),
-        },
-    )];
+    let mut all = Vec::new();
+    if !plan.pipeline.is_supervised() {
+        all.push(request(
+            "samples",
+            groups,
+            1,
+            match usage.self_driven {
+                true => {
+                    format!("{members} completions each; Python environments send any number of their own")
+                }
+                false => {
+                    format!("{members} completions each; each later turn of a rollout is one more request")
+                }
+            },
+        ));
+    }
     if usage.queries {
         let concurrency = plan.queries.concurrency;
         all.push(StepRequest {
@@ -71,19 +78,22 @@ pub fn requests(plan: &RunPlan, usage: EnvironmentUsage) -> Vec<StepRequest> {
             format!("one per rollout, of {of}"),
         ));
     }
+    let what = if plan.pipeline.is_supervised() { "conversations" } else { "rollouts" };
     let parts = batch.minibatches.get() as u64;
-    all.push(request("forward_backward", parts, 1, format!("{} rollouts each", groups * members / parts)));
+    all.push(request("forward_backward", parts, 1, format!("{} {what} each", groups * members / parts)));
     all.push(request("optim_step", train.substeps.get() as u64, 1, String::new()));
     let publish = train.publish_every.get();
-    all.push(request(
-        "sampler weights",
-        1,
-        publish,
-        match train.weights {
-            SamplerWeights::Snapshot => "the newest, to sample from".into(),
-            SamplerWeights::InFlight => "the newest, which replace those of samples under way".into(),
-        },
-    ));
+    if !plan.pipeline.is_supervised() || evaluate.is_some() {
+        all.push(request(
+            "sampler weights",
+            1,
+            publish,
+            match train.weights {
+                SamplerWeights::Snapshot => "the newest, to sample from".into(),
+                SamplerWeights::InFlight => "the newest, which replace those of samples under way".into(),
+            },
+        ));
+    }
     let answers_by_policy =
         matches!(plan.oracle, WeightsChoice::Named(OracleWeights::Sampled | OracleWeights::Latest));
     let rewards_query_policy = usage.self_driven || (usage.queries && answers_by_policy);

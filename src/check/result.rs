@@ -62,6 +62,7 @@ impl CheckResult {
     /// A run would not start because of the config (2), or because of the model or the service (3).
     pub fn run(mut plan: RunPlan, offline: bool) -> Result<Self, CommandError> {
         plan.can_train().or_exit(ProcessExit::Config)?;
+        assemble::fit_epochs(&mut plan).or_exit(ProcessExit::Config)?;
         let folder = plan.output_dir.as_deref().map(|path| run_folder::inspect(path, &plan.resolved));
         let folder = folder.transpose().or_exit(ProcessExit::Config)?;
         let first_weights = match folder {
@@ -141,7 +142,11 @@ impl CheckResult {
             _ => 0,
         };
         let steps = plan.pipeline.train.max_steps.saturating_sub(done);
-        let forecast = CostForecast::of(&plan, &tokens, steps, prices.prices.as_ref());
+        // What a conversation costs is known when it has been made tokens.
+        let forecast = match plan.pipeline.is_supervised() {
+            true => None,
+            false => CostForecast::of(&plan, &tokens, steps, prices.prices.as_ref()),
+        };
         warnings.extend(prices.note);
         if let (Some(max_usd), Some(usd)) = (plan.budget.max_usd, forecast.and_then(|cost| cost.usd_total))
             && usd > max_usd

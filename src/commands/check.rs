@@ -1,10 +1,11 @@
 //! `minds-actors check`: what a config means, whether a run of it would start, and which requests it would send.
 
 use super::print_line;
-use crate::check::{self, CheckResult};
+use crate::check::CheckResult;
 use crate::cli;
 use crate::config::environments::EnvPlan;
 use crate::config::plan::RunPlan;
+use crate::config::stages::stages;
 use crate::config::{ProcessVariables, schema};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::FolderOutlook;
@@ -13,6 +14,7 @@ use minds_core::service::SamplerWeights;
 use minds_stages::batcher::StalenessHandling;
 use minds_stages::pipeline::PipelineOptions;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 
 /// Runs the command.
 ///
@@ -23,9 +25,33 @@ pub fn run(command: &cli::CheckArgs) -> Result<(), CommandError> {
         print_line!("{:#}", schema::schema());
         return Ok(());
     };
+    let stages = match command.stage {
+        None => stages(&config).or_exit(ProcessExit::Config)?,
+        Some(_) => Vec::new(),
+    };
+    if stages.is_empty() {
+        return check(command, config, command.stage.clone(), command.output_dir.clone());
+    }
+    for stage in stages {
+        if !command.json {
+            print_line!("stage        {}", stage.name);
+        }
+        let folder = command.output_dir.as_deref().map(|all| stage.folder(all));
+        check(command, config.clone(), Some(stage.name), folder)?;
+    }
+    Ok(())
+}
+
+/// Checks one run.
+fn check(
+    command: &cli::CheckArgs,
+    config: PathBuf,
+    stage: Option<String>,
+    output_dir: Option<PathBuf>,
+) -> Result<(), CommandError> {
     let config = cli::RunArgs {
-        output_dir: command.output_dir.clone(),
-        ..cli::RunArgs::for_config(config, command.set.clone(), None)
+        output_dir,
+        ..cli::RunArgs::for_config(config, command.set.clone(), None).at_stage(stage)
     };
     let found = RunPlan::load(&config, &ProcessVariables::current())
         .or_exit(ProcessExit::Config)
@@ -66,32 +92,39 @@ impl CheckResult {
             print_line!("environment  {}: {}, weight {}, {share}", env.name, env.options.id, env.weight);
         }
         let credits = plan.pipeline.credits();
-        print_line!(
-            "batch        {} groups of {}, {credits} credits",
-            batch.groups_per_batch,
-            plan.group_size
-        );
+        match plan.pipeline.is_supervised() {
+            true => print_line!("batch        {} conversations", batch.groups_per_batch),
+            false => print_line!(
+                "batch        {} groups of {}, {credits} credits",
+                batch.groups_per_batch,
+                plan.group_size
+            ),
+        }
         let mailboxes: Vec<String> =
-            check::mailboxes(plan).iter().map(|(name, n)| format!("{name} {n}")).collect();
+            crate::check::mailboxes(plan).iter().map(|(name, n)| format!("{name} {n}")).collect();
         print_line!("mailboxes    {}", mailboxes.join(", "));
-        print_line!(
-            "staleness    {}, at most {}; {}",
-            mean_staleness(&plan.pipeline),
-            plan.pipeline.max_staleness,
-            match batch.staleness {
-                StalenessHandling::Wait => "the trainer waits for stragglers",
-                StalenessHandling::Drop => "staler ones are dropped and resampled",
-            }
-        );
+        if !plan.pipeline.is_supervised() {
+            print_line!(
+                "staleness    {}, at most {}; {}",
+                mean_staleness(&plan.pipeline),
+                plan.pipeline.max_staleness,
+                match batch.staleness {
+                    StalenessHandling::Wait => "the trainer waits for stragglers",
+                    StalenessHandling::Drop => "staler ones are dropped and resampled",
+                }
+            );
+        }
         if train.weights == SamplerWeights::InFlight {
             print_line!("weights      in flight: rollouts follow those in training while they are sampled");
         }
         print_line!("loss         {}, learning rate {}", train.loss.name(), train.adam.learning_rate);
-        print_line!(
-            "tokens       sampled: at most {} per completion, {} per step of rollouts with one turn",
-            plan.sampling.max_tokens,
-            self.tokens.sampled_at_most
-        );
+        if !plan.pipeline.is_supervised() {
+            print_line!(
+                "tokens       sampled: at most {} per completion, {} per step of rollouts with one turn",
+                plan.sampling.max_tokens,
+                self.tokens.sampled_at_most
+            );
+        }
         if let Some(prompts) = &self.tokens.prompts {
             print_line!(
                 "             prompts of {:.0} tokens on average, {} at most, in the first {} items",
@@ -121,7 +154,7 @@ impl CheckResult {
                 .collect();
             print_line!(
                 "memory       about {}: {}",
-                HumanBytes(check::total_bytes(&self.memory)),
+                HumanBytes(crate::check::total_bytes(&self.memory)),
                 parts.join(", ")
             );
         }
@@ -187,7 +220,7 @@ impl CheckResult {
             "groups_per_batch": plan.pipeline.batch.groups_per_batch,
             "group_size": plan.group_size,
             "credits": plan.pipeline.credits(),
-            "mailboxes": check::mailboxes(plan).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+            "mailboxes": crate::check::mailboxes(plan).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
             "max_steps_off_policy": plan.pipeline.max_steps_off_policy,
             "max_staleness": plan.pipeline.max_staleness,
             "weights": plan.pipeline.train.weights,

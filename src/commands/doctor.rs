@@ -43,7 +43,8 @@ struct DoctorFinding {
 /// Something that the config needs is missing (1), or the config is wrong (2).
 pub fn run(command: &cli::DoctorArgs) -> Result<(), CommandError> {
     let plan = command.config.clone().map(|config| {
-        let config = cli::RunArgs::for_config(config, command.set.clone(), None);
+        let config =
+            cli::RunArgs::for_config(config, command.set.clone(), None).at_stage(command.stage.clone());
         RunPlan::load(&config, &ProcessVariables::current())
     });
     let plan = plan.transpose().or_exit(ProcessExit::Config)?;

@@ -26,7 +26,8 @@ use std::sync::Arc;
 /// The config or the checkpoint is wrong (2), the model or the service is unavailable (3), the evaluation could cost more
 /// than its cap (4), the service denies the account a request (5), or an environment has no rollout with a reward (1).
 pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
-    let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed);
+    let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed)
+        .at_stage(command.stage.clone());
     let mut plan = RunPlan::load(&config, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
     let EvaluatedWeights { step, path, state, states } = weights(command.checkpoint.as_deref())?;
     let scratch;

@@ -15,20 +15,14 @@ use std::sync::Arc;
 /// # Errors
 /// There is no such run, or its folder may not be used.
 pub fn open(plan: &RunPlan, args: &ResumeArgs) -> Result<RunFolder, CommandError> {
-    let runs = PathBuf::from("outputs").join(&plan.stem);
+    let runs = runs_of(plan);
     let path = match (&plan.output_dir, args.resume) {
         (Some(named), ResumeMode::Latest) => {
-            let why =
-                format!("--resume latest looks under {}, and {} is named", runs.display(), named.display());
-            return Err(anyhow!("{why}: leave one of them out")).or_exit(ProcessExit::Config);
+            return Err(named_and_latest(&runs, named)).or_exit(ProcessExit::Config);
         }
         (Some(named), _) => named.clone(),
         (None, ResumeMode::Latest) => latest(plan, &runs).or_exit(ProcessExit::Config)?,
-        (None, ResumeMode::Auto | ResumeMode::Never) => {
-            let time = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
-            let names = std::iter::once(time.clone()).chain((2..).map(|n| format!("{time}-{n}")));
-            names.map(|name| runs.join(name)).find(|path| !path.exists()).expect("the names never end")
-        }
+        (None, ResumeMode::Auto | ResumeMode::Never) => new_folder(&runs),
     };
     let terms = match (args.resume, args.force) {
         (ResumeMode::Never, _) => ResumeTerms::New,
@@ -40,14 +34,51 @@ pub fn open(plan: &RunPlan, args: &ResumeArgs) -> Result<RunFolder, CommandError
     Ok(if plan.tensorboard { folder.with_tensorboard() } else { folder })
 }
 
-/// The newest unfinished run of the plan's config. Folder names are creation times.
-fn latest(plan: &RunPlan, runs: &Path) -> anyhow::Result<PathBuf> {
+/// The folder of all stages of a config: the one that is named, the newest, or a new one.
+///
+/// # Errors
+/// There is none to resume.
+pub fn folder_of_stages(plan: &RunPlan, args: &ResumeArgs) -> anyhow::Result<PathBuf> {
+    let runs = runs_of(plan);
+    match (&plan.output_dir, args.resume) {
+        (Some(named), ResumeMode::Latest) => Err(named_and_latest(&runs, named)),
+        (Some(named), _) => Ok(named.clone()),
+        (None, ResumeMode::Auto | ResumeMode::Never) => Ok(new_folder(&runs)),
+        (None, ResumeMode::Latest) => newest_first(&runs).into_iter().next().ok_or_else(|| {
+            anyhow!("--resume latest: there is no run of this config under {}", runs.display())
+        }),
+    }
+}
+
+fn runs_of(plan: &RunPlan) -> PathBuf {
+    PathBuf::from("outputs").join(&plan.stem)
+}
+
+/// A folder named after the time, which does not exist yet.
+fn new_folder(runs: &Path) -> PathBuf {
+    let time = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
+    let names = std::iter::once(time.clone()).chain((2..).map(|n| format!("{time}-{n}")));
+    names.map(|name| runs.join(name)).find(|path| !path.exists()).expect("the names never end")
+}
+
+/// Folder names are creation times.
+fn newest_first(runs: &Path) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> =
         std::fs::read_dir(runs).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
     folders.sort();
+    folders.reverse();
     folders
+}
+
+fn named_and_latest(runs: &Path, named: &Path) -> anyhow::Error {
+    let why = format!("--resume latest looks under {}, and {} is named", runs.display(), named.display());
+    anyhow!("{why}: leave one of them out")
+}
+
+/// The newest unfinished run of the plan's config.
+fn latest(plan: &RunPlan, runs: &Path) -> anyhow::Result<PathBuf> {
+    newest_first(runs)
         .into_iter()
-        .rev()
         .find(|path| run_folder::is_unfinished(path, &plan.resolved, plan.pipeline.train.max_steps))
         .ok_or_else(|| {
             anyhow!("--resume latest: there is no unfinished run of this config under {}", runs.display())

@@ -12,9 +12,15 @@ use anyhow::Context as _;
 /// # Errors
 /// The config is wrong (2), or the run failed or the events cannot be written (1).
 pub fn run(command: &cli::SimulateArgs) -> Result<(), CommandError> {
-    let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed);
+    let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed)
+        .at_stage(command.stage.clone());
     let mut plan = RunPlan::load(&config, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
     plan.can_train().or_exit(ProcessExit::Config)?;
+    if plan.pipeline.is_supervised() {
+        let problem =
+            "makes the run imitate conversations, which takes passes alone: there is nothing to simulate";
+        return Err(plan.wrong("sft", problem)).or_exit(ProcessExit::Config);
+    }
     if let Some(steps) = command.steps {
         plan.simulate.steps = steps;
     }

@@ -3,6 +3,7 @@
 use super::choice::chosen;
 use super::error::{KeyProblem, at_most, ensure};
 use super::file::{ConfigFile, EnvConfig};
+use super::supervised::{self, DemonstrationPlan};
 use minds_environments::worker::PythonOptions;
 use minds_observe::dashboard::EnvironmentShare;
 use minds_tinker::client::{API_KEY_ENV, CREDENTIAL_COMMAND_ENV};
@@ -27,6 +28,8 @@ pub struct EnvPlan {
     pub written: EnvConfig,
     /// A key that only Python packages accept, if the config sets one.
     pub only_python: Option<&'static str>,
+    /// Conversations, if it consists of those: then `options` only name it.
+    pub demonstrations: Option<DemonstrationPlan>,
 }
 
 impl EnvPlan {
@@ -44,9 +47,12 @@ pub(super) const LONGEST_S: u64 = 30 * 24 * 3600;
 
 /// The environments of a config.
 pub(super) fn environments(file: &ConfigFile) -> Result<Vec<EnvPlan>, KeyProblem> {
-    let mut plans: Vec<EnvPlan> = Vec::new();
+    let mut plans: Vec<EnvPlan> = supervised::environments(file)?;
     for (key, env) in tables(file)? {
-        let plan = environment(file, key, env)?;
+        let mut plan = environment(file, key, env)?;
+        if file.sft.is_some() {
+            plan.weight = 0.0;
+        }
         if plans.iter().any(|other| other.name == plan.name) {
             let problem = format!(
                 "is \"{}\" a second time: give each of them a `name` of its own, under which its metrics go",
@@ -69,6 +75,7 @@ fn tables(file: &ConfigFile) -> Result<Vec<(String, &EnvConfig)>, KeyProblem> {
         ([_, ..], Some(_)) => {
             Err(KeyProblem::new("env", "cannot be combined with [[envs]]: use one of them"))
         }
+        ([], None) if file.sft.is_some() => Ok(Vec::new()),
         ([], None) => Err(KeyProblem::new("env.id", "is missing: name the environment to train on")),
         ([], Some(env)) if env.weight.is_some() => {
             let problem = "has a meaning only in a mixture: write [[envs]], or leave it out";
@@ -99,6 +106,7 @@ fn environment(file: &ConfigFile, key: String, env: &EnvConfig) -> Result<EnvPla
     Ok(EnvPlan {
         options: options(file, &key, env)?,
         only_python: only_python(env),
+        demonstrations: None,
         written: env.clone(),
         key,
         name,

@@ -14,6 +14,7 @@ use minds_core::optim::LearningRateDecay;
 use minds_core::record::WrittenRollouts;
 use minds_core::service::SamplerWeights;
 use minds_engine::runtime::SwapKv;
+use minds_environments::demonstrations::TrainedTurns;
 use minds_environments::worker::BadReward;
 use minds_stages::batcher::{ConstantGroups, LossWeighting, StalenessHandling};
 use schemars::JsonSchema;
@@ -33,6 +34,8 @@ pub struct ConfigFile {
     /// A mixture of environments; if there are any, `env` is not read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub envs: Vec<EnvConfig>,
+    /// Conversations to imitate. With this table, nothing is sampled to train on, and environments are only evaluated.
+    pub sft: Option<SupervisedConfig>,
     /// Batches, optimizer steps, loss and sampling.
     #[serde(default)]
     pub trainer: TrainerConfig,
@@ -75,6 +78,20 @@ pub struct ConfigFile {
     /// The scripted service of `simulate`. No run depends on it, so no run folder keeps it.
     #[serde(default, skip_serializing)]
     pub simulate: SimulatePlan,
+}
+
+/// Keys of the `[sft]` table.
+#[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct SupervisedConfig {
+    /// File with one conversation a row: JSON Lines, also compressed with zstd.
+    pub data: String,
+    /// Which turns are imitated.
+    pub train_on: Option<Choice<TrainedTurns>>,
+    /// Times that each row is trained, in the place of `trainer.total_batches`.
+    pub epochs: Option<NonZeroU64>,
+    /// Share of the rows that is held out and measured.
+    pub held_out: Option<f64>,
 }
 
 /// Keys of the `[run]` table.

@@ -4,10 +4,11 @@ use super::error::ConfigError;
 use super::file::ConfigFile;
 use super::locations::{ConfigLocations, is_secret};
 use super::variables::ProcessVariables;
-use super::{overrides, schema};
+use super::{overrides, schema, stages};
 use crate::cli;
 use serde_path_to_error::deserialize;
 use std::num::NonZeroU64;
+use std::path::Path;
 use toml::de::DeTable;
 
 /// Longest value that an error message repeats, in characters.
@@ -21,12 +22,8 @@ pub(super) fn read(
     command: &cli::RunArgs,
     variables: &ProcessVariables,
 ) -> Result<(ConfigFile, ConfigLocations), ConfigError> {
-    let path = &command.config;
-    let text =
-        std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
-    let mut locations = ConfigLocations::new(path.display().to_string(), &text);
-    DeTable::parse(&text).map_err(|error| locations.syntax(&error))?;
-    let mut table: toml::Table = text.parse().map_err(|error| locations.syntax(&error))?;
+    let (mut table, mut locations) = parse(&command.config)?;
+    stages::choose(&mut table, command.stage.as_deref(), &mut locations)?;
     variables.apply(&mut table, &mut locations)?;
     for set in &command.set {
         let key = overrides::apply(&mut table, set)?;
@@ -38,6 +35,9 @@ pub(super) fn read(
         let at_least_one = NonZeroU64::new(steps);
         let zero = || locations.wrong("trainer.total_batches", "is 0; it must be at least 1");
         file.trainer.total_batches = Some(at_least_one.ok_or_else(zero)?);
+        if let Some(sft) = &mut file.sft {
+            sft.epochs = None;
+        }
     }
     if let Some(seed) = command.seed {
         file.trainer.seed = Some(seed);
@@ -51,7 +51,26 @@ pub(super) fn read(
         file.output_dir = Some(dir.clone());
         locations.give("output_dir", "--output-dir");
     }
+    if let (Some(folder), Some(model)) = (&command.from, &mut file.model)
+        && model.from.is_none()
+    {
+        model.from = Some(folder.display().to_string());
+        locations.give("model.from", "the stage before");
+    }
     Ok((file, locations))
+}
+
+/// Reads a file as TOML.
+///
+/// # Errors
+/// It cannot be read, or is not valid TOML.
+pub(super) fn parse(path: &Path) -> Result<(toml::Table, ConfigLocations), ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let locations = ConfigLocations::new(path.display().to_string(), &text);
+    DeTable::parse(&text).map_err(|error| locations.syntax(&error))?;
+    let table = text.parse().map_err(|error| locations.syntax(&error))?;
+    Ok((table, locations))
 }
 
 /// Deserializes the table; unknown keys and wrong types are errors.

@@ -23,6 +23,8 @@ pub struct ConfigLocations {
     text: Arc<str>,
     /// Values from other layers than the file: the key with its first name, and the layer. The last one wins.
     given: Vec<(String, String)>,
+    /// Key of the table whose keys override those of the same name outside of it.
+    preferred: Option<String>,
 }
 
 impl fmt::Debug for ConfigLocations {
@@ -43,7 +45,12 @@ impl ConfigLocations {
     /// The origins for a file with this text.
     #[must_use]
     pub fn new(file: String, text: &str) -> Self {
-        Self { file, text: text.into(), given: Vec::new() }
+        Self { file, text: text.into(), given: Vec::new(), preferred: None }
+    }
+
+    /// Has keys of this table override those of the same name outside of it.
+    pub(super) fn prefer(&mut self, table: String) {
+        self.preferred = Some(table);
     }
 
     /// Records that another layer than the file has set a key.
@@ -76,7 +83,11 @@ impl ConfigLocations {
         };
         match self.given.iter().rev().find(|(given, _)| within(given, &key)) {
             Some((_, by)) => ConfigError::Wrong { place: by.clone(), message, excerpt: None },
-            None => self.at(self.find(&key, part), message),
+            None => {
+                let inner = self.preferred.as_ref().map(|table| self.find(&format!("{table}.{key}"), part));
+                let found = inner.filter(|found| found.is_whole).unwrap_or_else(|| self.find(&key, part));
+                self.at(found.span, message)
+            }
         }
     }
 
@@ -100,11 +111,13 @@ impl ConfigLocations {
     }
 
     /// The byte range of a key or of its value; for a missing key, that of the table it would be in.
-    fn find(&self, key: &str, part: HighlightedPart) -> Option<Range<usize>> {
-        let document = DeTable::parse(&self.text).ok()?;
-        let mut here: Option<&DeTable<'_>> = Some(document.get_ref());
+    fn find(&self, key: &str, part: HighlightedPart) -> FoundKey {
         let mut found = None;
-        for segment in key.split('.') {
+        let mut is_whole = false;
+        let Ok(document) = DeTable::parse(&self.text) else { return FoundKey { span: found, is_whole } };
+        let mut here: Option<&DeTable<'_>> = Some(document.get_ref());
+        let last = key.split('.').count() - 1;
+        for (depth, segment) in key.split('.').enumerate() {
             let (name, index) = match segment.split_once('[') {
                 Some((name, index)) => (name, index.trim_end_matches(']').parse::<usize>().ok()),
                 None => (segment, None),
@@ -113,6 +126,7 @@ impl ConfigLocations {
             let element = index.and_then(|index| value.get_ref().as_array()?.get(index));
             let value = element.unwrap_or(value);
             here = value.get_ref().as_table();
+            is_whole = depth == last;
             found = Some(match (part, element) {
                 (_, Some(element)) => element.span(),
                 (HighlightedPart::Key, None) => written.span(),
@@ -121,8 +135,16 @@ impl ConfigLocations {
                 (HighlightedPart::Value, None) => value.span(),
             });
         }
-        found
+        FoundKey { span: found, is_whole }
     }
+}
+
+/// Where a key is in the file.
+struct FoundKey {
+    /// Of the key, or of the table it would be in; `None` if there is not even that.
+    span: Option<Range<usize>>,
+    /// Whether the key itself is there.
+    is_whole: bool,
 }
 
 /// The entry of a table under this name or a synonym.

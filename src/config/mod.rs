@@ -26,6 +26,8 @@ pub mod schema;
 mod service;
 pub mod simulate;
 pub mod simulated_service;
+pub mod stages;
+pub mod supervised;
 pub mod trainer;
 mod variables;
 pub mod warm_start;

@@ -5,7 +5,7 @@ use super::error::{KeyProblem, at_most};
 use super::file::ConfigFile;
 use super::service::ServicePlan;
 use super::trainer::MemberFailureHandling;
-use super::{plan, rewards, trainer};
+use super::{plan, rewards, supervised, trainer};
 use minds_stages::evaluator::EvaluatorOptions;
 use minds_stages::ledger::UNANSWERED;
 use minds_stages::pipeline::{PipelineOptions, batches_ahead};
@@ -36,7 +36,7 @@ pub(super) fn pipeline(file: &ConfigFile, service: &ServicePlan) -> Result<Pipel
     let rollouts_in_flight =
         groups.saturating_mul(batches_ahead(max_steps_off_policy, train.weights) + 1).saturating_mul(members);
     let unanswered = plan::time("run.give_up_after", file.run.give_up_after.as_deref())?;
-    Ok(PipelineOptions {
+    let mut options = PipelineOptions {
         seed: file.trainer.seed.unwrap_or(0),
         max_steps_off_policy,
         max_staleness: trainer::max_staleness(&file.trainer, max_steps_off_policy, train.publish_every)?,
@@ -53,15 +53,25 @@ pub(super) fn pipeline(file: &ConfigFile, service: &ServicePlan) -> Result<Pipel
         retry: service.retry(),
         batch,
         train,
-        evaluate: (file.trainer.eval_every.unwrap_or(0) > 0).then(|| evaluation(file)).transpose()?,
-    })
+        evaluate: (eval_every(file) > 0).then(|| evaluation(file)).transpose()?,
+    };
+    if file.sft.is_some() {
+        supervised::adapt(&mut options);
+    }
+    Ok(options)
+}
+
+/// Steps between two evaluations; 0 for none.
+fn eval_every(file: &ConfigFile) -> u64 {
+    let usual = if file.sft.is_some() { supervised::EVAL_EVERY.get() } else { 0 };
+    file.trainer.eval_every.unwrap_or(usual)
 }
 
 /// Size and interval of evaluations; of a run without any, the interval is 1.
 pub(super) fn evaluation(file: &ConfigFile) -> Result<EvaluatorOptions, KeyProblem> {
     let rollouts = file.eval.episodes.unwrap_or(EVALUATED_ROLLOUTS);
     Ok(EvaluatorOptions {
-        every: file.trainer.eval_every.and_then(NonZeroU64::new).unwrap_or(NonZeroU64::MIN),
+        every: NonZeroU64::new(eval_every(file)).unwrap_or(NonZeroU64::MIN),
         rollouts: at_most("eval.episodes", rollouts, MOST_EVALUATED)?,
         concurrency: file.eval.concurrency.unwrap_or(EVALUATED_AT_A_TIME),
     })

@@ -16,7 +16,7 @@ use super::simulate::SimulatePlan;
 use super::trainer::ReferenceWeights;
 use super::variables::ProcessVariables;
 use super::warm_start::WarmStart;
-use super::{pipeline, rewards, trainer};
+use super::{pipeline, rewards, supervised, trainer};
 use crate::cli;
 use minds_core::advantage::Estimator;
 use minds_core::lora::LoraSpec;
@@ -31,7 +31,7 @@ use minds_stages::policy::QueryLimits;
 use minds_stages::remote::BrokerOptions;
 use minds_stages::shadow::ShadowTrainerOptions;
 use serde_json::{Map, Value};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -50,6 +50,9 @@ pub struct RunPlan {
     pub envs: Vec<EnvPlan>,
     /// Rollouts of each group of an item.
     pub group_size: NonZeroU32,
+    /// Number of passes over the conversations of a supervised run, if it decides when the run ends
+    /// ([`RunPlan::fit_epochs`]).
+    epochs: Option<NonZeroU64>,
     /// How completions are sampled.
     pub sampling: SamplingParams,
     /// Base model: a name, a folder, a GGUF file or `tiny-random`.
@@ -194,7 +197,11 @@ impl RunPlan {
             stem: path.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned()),
             output_dir: file.output_dir.clone(),
             envs,
-            group_size: trainer::group_size(&file.trainer)?,
+            group_size: match pipeline.is_supervised() {
+                true => NonZeroU32::MIN,
+                false => trainer::group_size(&file.trainer)?,
+            },
+            epochs: supervised::epochs(&file)?,
             sampling: trainer::sampling(&file.trainer.args)?,
             base_model,
             renderer,
@@ -211,7 +218,10 @@ impl RunPlan {
             budget: BudgetPlan::decide(&file.budget, &service)?,
             deadline: time("run.deadline", file.run.deadline.as_deref())?,
             tensorboard: file.log.tensorboard.unwrap_or(true),
-            rollouts: chosen(file.log.rollouts),
+            rollouts: match pipeline.is_supervised() {
+                true => WrittenRollouts::Off,
+                false => chosen(file.log.rollouts),
+            },
             keep_states: trainer::keep_states(&file.trainer)?,
             state_ttl: time("trainer.state_ttl", file.trainer.state_ttl.as_deref())?,
             metrics: MetricsPlan::decide(&file.metrics, variables)?,
@@ -268,6 +278,14 @@ impl RunPlan {
         true
     }
 
+    /// Has the run end after its epochs over `rows` conversations, if it counts epochs. The last batch may begin another one.
+    pub fn fit_epochs(&mut self, rows: NonZeroU64) {
+        if let Some(epochs) = self.epochs {
+            let groups = self.pipeline.batch.groups_per_batch.get() as u64;
+            self.pipeline.train.max_steps = epochs.saturating_mul(rows).get().div_ceil(groups);
+        }
+    }
+
     /// Saved sampler weights that the config names.
     #[must_use]
     pub fn pinned(&self) -> Vec<String> {
@@ -282,7 +300,9 @@ impl RunPlan {
         let warmup = train.rate.warmup;
         let general = [
             (
-                self.pipeline.evaluate.is_some() && self.envs.iter().all(|env| env.weight > 0.0),
+                !train.is_supervised()
+                    && self.pipeline.evaluate.is_some()
+                    && self.envs.iter().all(|env| env.weight > 0.0),
                 "trainer.eval_every: nothing is evaluated, for no environment of [[envs]] has the weight 0"
                     .into(),
             ),
@@ -299,7 +319,7 @@ impl RunPlan {
                 ),
             ),
             (
-                self.group_size.get() == 1 && batch.estimator != Estimator::None,
+                !train.is_supervised() && self.group_size.get() == 1 && batch.estimator != Estimator::None,
                 "trainer.rollouts_per_example: a group of one has no baseline, so nothing is learnt".into(),
             ),
             (
@@ -313,7 +333,7 @@ impl RunPlan {
                 format!("optim.warmup_steps: the run ends before the {warmup} steps of its warm-up do"),
             ),
             (
-                self.resolved.trainer.args.max_new_tokens.is_none(),
+                !train.is_supervised() && self.resolved.trainer.args.max_new_tokens.is_none(),
                 "trainer.args.max_new_tokens is not set: answers may be 2048 tokens long".into(),
             ),
         ];

@@ -6,6 +6,7 @@
 use super::error::{distance, nearest};
 use super::file::ConfigFile;
 use super::overrides;
+use super::stages::STAGES;
 use minds_environments::native;
 use minds_environments::render;
 use schemars::generate::SchemaSettings;
@@ -23,7 +24,22 @@ pub fn schema() -> Value {
     schema["$defs"]["BaseModelConfig"]["properties"]["renderer_name"]["examples"] =
         render::names().collect::<Vec<_>>().into();
     add_other_names(&mut schema);
+    add_stages(&mut schema);
     schema
+}
+
+/// Adds the list of stages: each has a name, and the tables of a config.
+fn add_stages(schema: &mut Value) {
+    let mut properties = schema["properties"].clone();
+    properties["name"] =
+        json!({ "type": "string", "description": "Name of the stage, and of its run folder." });
+    schema["properties"][STAGES] = json!({
+        "description": "Runs that follow each other, each from the last weights of the one before.",
+        "type": "array",
+        "items": {
+            "type": "object", "properties": properties, "required": ["name"], "additionalProperties": false,
+        },
+    });
 }
 
 /// Removes what TOML cannot express or an editor does not need: nulls, and the defaults of whole tables.

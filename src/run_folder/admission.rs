@@ -142,7 +142,7 @@ fn refuse_other_than_files(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Differences between the config that a run began with and the one that it is to resume with. The length of the run,
-/// its folder, and the address of its server may change.
+/// its folder, the weights that it began with, and the address of its server may change.
 pub(super) fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<Vec<String>> {
     let mut configs: [toml::Table; 2] = [
         earlier.parse().with_context(|| format!("{}/config.toml is not readable", path.display()))?,
@@ -153,6 +153,11 @@ pub(super) fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<V
         config.remove("engine");
         config.remove("run");
         config.remove("log");
+        // The weights that it began with are in its checkpoints.
+        if let Some(model) = config.get_mut("model").and_then(toml::Value::as_table_mut) {
+            model.remove("from");
+            model.remove("from_optimizer");
+        }
         if let Some(tinker) = config.get_mut("tinker").and_then(toml::Value::as_table_mut) {
             // Checkpoints are on the server, whatever its address; those of the embedded engine are in the folder.
             tinker.retain(|key, value| key == "base_url" && value.as_str() == Some(EMBEDDED));

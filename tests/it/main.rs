@@ -35,6 +35,7 @@ mod rollouts;
 mod shadow;
 mod simulate;
 mod simulated_service;
+mod supervised;
 mod tensorboard;
 mod training;
 mod type_names;

@@ -52,6 +52,12 @@ pub struct PipelineOptions {
 }
 
 impl PipelineOptions {
+    /// Whether items are imitated: groups go from the feeder to the batcher, and nothing is sampled.
+    #[must_use]
+    pub fn is_supervised(&self) -> bool {
+        self.train.is_supervised()
+    }
+
     /// Batches that may be under way beside the one in training.
     #[must_use]
     pub fn batches_ahead(&self) -> u64 {

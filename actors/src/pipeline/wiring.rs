@@ -71,6 +71,14 @@ impl MailboxCapacities {
     }
 }
 
+/// The sending ends of what the batcher collects, of which a run uses one.
+struct BatcherMailboxes {
+    /// Rollouts with their rewards.
+    scored: MailboxSender<(Arc<Group>, ScoredRollout)>,
+    /// Groups whose items are imitated.
+    imitated: MailboxSender<Arc<Group>>,
+}
+
 impl Pipeline {
     /// Launches all stages on the current local task set.
     ///
@@ -127,19 +135,26 @@ impl SharedParts<'_> {
         let links = self.trainer_links(parts.training, parts.publish, kept, fixed, commit_failed);
         let (trainer, committer, batches, finish) = self.trainer(links, &parts.gradient_norms);
         let mut mailboxes = vec![batches.gauge()];
-        let (batcher, scored) = self.batcher(batches, policy.clone(), parts.pool, parts.restored);
-        mailboxes.push(scored.gauge());
         let source = parts.logprob_source;
         let evaluator = self.evaluator(parts.evaluated, source.clone(), policy.clone(), no_more, found);
-        let (scorer, rollouts) = self.scorer(scored, policy.clone(), source, parts.reference);
-        mailboxes.push(rollouts.gauge());
-        let (sampler, groups) = self.sampler(rollouts, policy);
+        let (batcher, collected) = self.batcher(batches, policy.clone(), parts.pool, parts.restored);
+        let mut stages = vec![committer, trainer, batcher];
+        let groups = if self.options.is_supervised() {
+            collected.imitated
+        } else {
+            mailboxes.push(collected.scored.gauge());
+            let (scorer, rollouts) = self.scorer(collected.scored, policy.clone(), source, parts.reference);
+            mailboxes.push(rollouts.gauge());
+            let (sampler, groups) = self.sampler(rollouts, policy);
+            stages.extend([scorer, sampler]);
+            groups
+        };
         mailboxes.push(groups.gauge());
-        let feeder = self.feeder(groups, parts.skip);
+        stages.push(self.feeder(groups, parts.skip));
 
         // In the order of the stages; what stands beside them follows.
         mailboxes.reverse();
-        let mut stages = vec![feeder, sampler, scorer, batcher, trainer, committer];
+        stages.reverse();
         stages.extend(evaluator);
         let shadows = shadow.map(|(shadows, stage, gauge)| {
             stages.push(stage);
@@ -238,9 +253,10 @@ impl SharedParts<'_> {
         policy: watch::Receiver<Arc<Policy>>,
         pool: CpuPool,
         restored: Vec<CompleteGroup>,
-    ) -> (StageHandle, MailboxSender<(Arc<Group>, ScoredRollout)>) {
-        let capacity = self.capacities().scored;
-        let (scored, receiver) = mailbox("scored", capacity);
+    ) -> (StageHandle, BatcherMailboxes) {
+        let MailboxCapacities { groups, scored: capacity, .. } = self.capacities();
+        let (scored, scored_receiver) = mailbox("scored", capacity);
+        let (imitated, imitated_receiver) = mailbox("groups", groups);
         let staleness_gate = StalenessGate {
             ledger: self.ledger.clone(),
             max_staleness: self.options.max_staleness,
@@ -250,7 +266,11 @@ impl SharedParts<'_> {
         };
         let links = BatcherLinks { pool, board: self.board.clone(), policy, batches };
         let batcher = AdvantageBatcher::new(self.options.batch, links, staleness_gate, restored);
-        (launch("batcher", capacity, 0, once(batcher), bind(receiver)), scored)
+        let batcher = launch("batcher", capacity, 0, once(batcher), move |addr| {
+            scored_receiver.bind(addr);
+            imitated_receiver.bind(addr);
+        });
+        (batcher, BatcherMailboxes { scored, imitated })
     }
 
     /// The trainer and the task that commits its steps. No restart: a trainer that panicked cannot know which of its

@@ -116,21 +116,31 @@ impl Evaluator {
     /// Samples and scores all rollouts under one version.
     pub async fn evaluate(&self, policy: &Policy) -> EvaluationRecord {
         let policy = &Arc::new(policy.asked_by(self.queries.clone()));
-        let episodes = self.options.rollouts.get();
         let tasks: Vec<(Arc<MixtureComponent>, u64)> = self
             .components
             .iter()
-            .flat_map(|c| (0..episodes).map(|position| (c.clone(), position)))
+            .flat_map(|c| (0..self.rollouts(c)).map(|position| (c.clone(), position)))
             .collect();
-        let results: Vec<Option<Score>> = stream::iter(tasks)
+        let mut results: Vec<Option<Score>> = stream::iter(tasks)
             .map(|(component, position)| async move { self.rollout(&component, position, policy).await })
             .buffered(self.options.concurrency.get())
             .collect()
             .await;
-        let results = results.chunks(episodes as usize);
-        let environments =
-            self.components.iter().zip(results).map(|(c, results)| (c.name.clone(), summarise(results)));
+        let environments = self.components.iter().map(|c| {
+            let later = results.split_off(self.rollouts(c) as usize);
+            let own = std::mem::replace(&mut results, later);
+            (c.name.clone(), summarise(&own))
+        });
         EvaluationRecord { step: policy.version.0, environments: environments.collect() }
+    }
+
+    /// Rollouts of a component. Conversations are measured once each: a second time gives the same number.
+    fn rollouts(&self, component: &MixtureComponent) -> u64 {
+        let environment = &component.environment;
+        match environment.demonstrations() {
+            Some(_) => self.options.rollouts.min(environment.items()).get(),
+            None => self.options.rollouts.get(),
+        }
     }
 
     async fn rollout(

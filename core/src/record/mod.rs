@@ -81,6 +81,8 @@ numbers! {
         /// Factor by which the gradients were multiplied, as the embedded engine reports it: 1 if nothing was
         /// clipped.
         grad_clip: "optim/grad_clip" "factor",
+        /// Mean of −logprob over the imitated tokens before the step; only in supervised runs.
+        train_nll: "train_mean_nll" "nats",
         /// Summed loss of the step's passes.
         loss_sum: "loss:sum" "–",
         /// Optimizer steps between the weights that sampled a group and those that it trained: mean over the

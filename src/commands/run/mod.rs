@@ -10,6 +10,7 @@ use crate::assemble::{self, FirstWeights, ModelService};
 use crate::cli;
 use crate::config::environments::EnvPlan;
 use crate::config::metrics::MetricsPlan;
+use crate::config::stages::stages;
 use crate::config::{ProcessVariables, RunPlan, mask};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::{CheckpointRecord, RunFolder};
@@ -23,21 +24,64 @@ use monitor::{RunMonitor, SHUTDOWN_TIMEOUT};
 use retention::{CheckpointRetention, expiring_paths};
 use spending::Spending;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use summary::RunSummary;
 use tokio::task::JoinSet;
 
-/// Runs the command.
+/// Runs the command: one run, or the stages of a config until one of them is stopped.
 ///
 /// # Errors
 /// See [`ProcessExit`].
 pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
+    let stages = match command.stage {
+        None => stages(&command.config).or_exit(ProcessExit::Config)?,
+        Some(_) => Vec::new(),
+    };
+    let Some(first) = stages.first() else { return train(command, Duration::ZERO).map(drop) };
+    let begun = Instant::now();
+    let first = command.clone().at_stage(Some(first.name.clone()));
+    let all = RunPlan::load(&first, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
+    let all = resume::folder_of_stages(&all, &command.resume_args).or_exit(ProcessExit::Config)?;
+    let mut before = None;
+    for stage in &stages {
+        print_line!("stage        {} of {}, {}", stage.index + 1, stages.len(), stage.name);
+        let folder = stage.folder(&all);
+        let command = cli::RunArgs {
+            output_dir: Some(folder.clone()),
+            from: before.replace(folder),
+            resume_args: cli::ResumeArgs {
+                resume: command.resume_args.resume.within(),
+                ..command.resume_args.clone()
+            },
+            ..command.clone().at_stage(Some(stage.name.clone()))
+        };
+        if train(&command, begun.elapsed())? == RunEnd::Stopped {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// How a run ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RunEnd {
+    /// All steps are done.
+    Done,
+    /// It was stopped before.
+    Stopped,
+}
+
+/// Trains one run. The stages before have taken `spent` of its deadline.
+fn train(command: &cli::RunArgs, spent: Duration) -> Result<RunEnd, CommandError> {
     let mut plan = RunPlan::load(command, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
+    plan.deadline = plan.deadline.map(|deadline| deadline.saturating_sub(spent));
     plan.can_train().or_exit(ProcessExit::Config)?;
     plan.broker().or_exit(ProcessExit::Config)?;
+    assemble::fit_epochs(&mut plan).or_exit(ProcessExit::Config)?;
     let system = super::system();
     let mut folder = resume::open(&plan, &command.resume_args)?;
     if is_done(&plan, &folder) {
-        return Ok(());
+        return Ok(RunEnd::Done);
     }
     // A run that resumes has weights of its own, and does not need those that it started from.
     let first_weights = match folder.last() {
@@ -142,7 +186,11 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
         }
         Err(_) => FinishReason::Errored,
     });
-    result
+    let steps = folder.last().map_or(0, |last| last.step);
+    result.map(|()| match steps >= plan.pipeline.train.max_steps {
+        true => RunEnd::Done,
+        false => RunEnd::Stopped,
+    })
 }
 
 /// Whether no step is left; prints a message if so.
@@ -212,13 +260,16 @@ fn banner(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, listening: O
         plan.lora.rank
     );
     print_line!("environments {}", envs.join(", "));
-    print_line!(
-        "batch        {} groups of {}, up to {} off policy, {} credits",
-        plan.pipeline.batch.groups_per_batch,
-        plan.group_size,
-        steps(plan.pipeline.max_steps_off_policy),
-        plan.pipeline.credits()
-    );
+    match plan.pipeline.is_supervised() {
+        true => print_line!("batch        {} conversations", plan.pipeline.batch.groups_per_batch),
+        false => print_line!(
+            "batch        {} groups of {}, up to {} off policy, {} credits",
+            plan.pipeline.batch.groups_per_batch,
+            plan.group_size,
+            steps(plan.pipeline.max_steps_off_policy),
+            plan.pipeline.credits()
+        ),
+    }
     print_line!("run folder   {}", folder.path().display());
     match listening {
         Some(listening) if listening.elsewhere => {

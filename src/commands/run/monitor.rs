@@ -356,6 +356,7 @@ fn show(record: &StepRecord) {
     }
     tracing::info!(
         step = record.step,
+        nll = record.train_nll,
         reward = record.reward(),
         kl = record.kl_v2,
         entropy = record.entropy,

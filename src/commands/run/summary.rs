@@ -22,6 +22,8 @@ pub(super) struct RunSummary {
     sampled: f64,
     trained: f64,
     rewards: Vec<f64>,
+    /// Mean negative logprob of each step's imitated tokens, in a supervised run.
+    nll: Vec<f64>,
     /// Steps before this start of the run.
     before: usize,
     /// Staleness of the last step, as [`staleness`] writes it.
@@ -40,7 +42,8 @@ impl RunSummary {
     /// Creates the sums of a run that resumes after these steps.
     pub(super) fn after(rows: &[StepRecord]) -> Self {
         let rewards = rows.iter().filter_map(StepRecord::reward).collect();
-        Self { rewards, before: rows.len(), ..Self::default() }
+        let nll = rows.iter().filter_map(|row| row.train_nll).collect();
+        Self { rewards, nll, before: rows.len(), ..Self::default() }
     }
 
     /// Adds a step to the sums.
@@ -49,7 +52,8 @@ impl RunSummary {
         self.histogram.add(record.step, groups);
         self.sampled += record.tokens_sampled.unwrap_or(0.0);
         self.trained += record.tokens_trained.unwrap_or(0.0);
-        self.rewards.push(record.reward().unwrap_or(0.0));
+        self.rewards.extend(record.reward());
+        self.nll.extend(record.train_nll);
         self.staleness = staleness(record);
         self.newest.extend(record.staleness_newest);
         self.of_tokens.extend(record.staleness_token);
@@ -70,9 +74,10 @@ impl RunSummary {
 
     /// Short text about the last step.
     pub(super) fn progress_line(&self) -> String {
-        match self.rewards.last() {
-            Some(reward) => format!("reward {reward:.3} · staleness {}", self.staleness),
-            None => "no step yet".into(),
+        match (self.rewards.last(), self.nll.last()) {
+            (Some(reward), _) => format!("reward {reward:.3} · staleness {}", self.staleness),
+            (None, Some(nll)) => format!("nll {nll:.3}"),
+            (None, None) => "no step yet".into(),
         }
     }
 
@@ -93,15 +98,7 @@ impl RunSummary {
     /// The last lines of a run that ended after `step` of `max_steps` steps without an error.
     pub(super) fn summary(&self, step: u64, max_steps: u64, took: Duration, shares: &BusyTimes) -> String {
         let seconds = took.as_secs_f64();
-        let rewards = match self.rewards.len() {
-            0 => "no step was done".into(),
-            all if all < 2 * WINDOW => format!("{:.3} over all steps", mean(&self.rewards)),
-            all => format!(
-                "{:.3} over the first {WINDOW} steps, {:.3} over the last {WINDOW}",
-                mean(&self.rewards[..WINDOW]),
-                mean(&self.rewards[all - WINDOW..])
-            ),
-        };
+        let rewards = progress(&self.rewards);
         let here = match self.before as u64 {
             0 => String::new(),
             before => format!(", {} of them since the resume", step.saturating_sub(before)),
@@ -110,6 +107,11 @@ impl RunSummary {
             true => format!("stopped      after {step} of {max_steps} steps"),
             false => format!("done         {step} steps"),
         };
+        if !self.nll.is_empty() {
+            let trained = self.trained / seconds;
+            let nll = progress(&self.nll);
+            return format!("{end}{here}; {seconds:.0} s, {trained:.1} tokens/s trained\nnll          {nll}");
+        }
         format!(
             "{end}{here}; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
              busy         sampling {:.0}%, scoring {:.0}%, training {:.0}% of the time; \
@@ -145,6 +147,19 @@ impl RunSummary {
     }
 }
 
+/// The means of the first and of the last steps.
+fn progress(of_steps: &[f64]) -> String {
+    match of_steps.len() {
+        0 => "no step was done".into(),
+        all if all < 2 * WINDOW => format!("{:.3} over all steps", mean(of_steps)),
+        all => format!(
+            "{:.3} over the first {WINDOW} steps, {:.3} over the last {WINDOW}",
+            mean(&of_steps[..WINDOW]),
+            mean(&of_steps[all - WINDOW..])
+        ),
+    }
+}
+
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
@@ -162,6 +177,15 @@ fn staleness(record: &StepRecord) -> String {
 /// The main numbers of a step as one line.
 pub(super) fn step_line(record: &StepRecord) -> String {
     let known = |number: Option<f64>| number.unwrap_or(f64::NAN);
+    if let Some(nll) = record.train_nll {
+        return format!(
+            "step {:<7} nll {nll:<7.3} tokens {:<6} train {:.2} s, step {:.2} s",
+            record.step,
+            known(record.tokens_trained),
+            known(record.time_train),
+            known(record.time_total),
+        );
+    }
     // Absent if nothing was trained.
     let kl = record.kl_v2.map_or("–".into(), |kl| format!("{kl:.2e}"));
     format!(

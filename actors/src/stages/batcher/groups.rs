@@ -7,6 +7,7 @@ use crate::messages::{
 };
 use minds_core::advantage::{Estimator, is_constant};
 use minds_core::datum::{Datum, DatumError};
+use minds_core::demonstration::supervised_data;
 use minds_core::ids::{GroupId, PolicyVersion, RolloutId};
 use minds_core::reward::Reward;
 use minds_core::rollout::Rollout;
@@ -117,6 +118,34 @@ impl CompleteGroup {
             data,
             swapped,
             oldest,
+        })
+    }
+}
+
+impl TrainingGroup {
+    /// The data of a group whose item is imitated. No weights sampled it, so it is never stale.
+    ///
+    /// # Errors
+    /// The outcome of an item that cannot be imitated.
+    pub(super) fn of_demonstration(group: Arc<Group>) -> Result<Self, GroupOutcome> {
+        let component = &group.component;
+        let failed = |why: String| GroupOutcome::Failed(why);
+        let demonstrations = component.environment.demonstrations();
+        let demonstrations =
+            demonstrations.ok_or_else(|| failed(format!("{} has nothing to imitate", component.name)))?;
+        let turns = demonstrations.turns(&group.item, &*component.renderer, component.context);
+        let turns = turns.map_err(|error| failed(error.to_string()))?;
+        let data = supervised_data(&turns).map_err(|error| failed(error.to_string()))?;
+        Ok(Self {
+            members: Arc::default(),
+            missing: 0,
+            constant: false,
+            filtered: false,
+            masked_tokens: 0,
+            swapped: vec![false; data.len()],
+            data,
+            oldest: PolicyVersion::default(),
+            group,
         })
     }
 }

@@ -151,13 +151,39 @@ impl Handler<StageMessage<(Arc<Group>, ScoredRollout)>> for AdvantageBatcher {
     }
 }
 
+/// In supervised runs groups come from the feeder, and their data are made here.
+impl Handler<StageMessage<Arc<Group>>> for AdvantageBatcher {
+    type Result = ();
+
+    fn handle(&mut self, message: StageMessage<Arc<Group>>, ctx: &mut Self::Context) {
+        let (group, permit) = message.open();
+        let imitated = group.clone();
+        self.build_on_pool(group, move || TrainingGroup::of_demonstration(imitated), permit, ctx);
+    }
+}
+
 impl AdvantageBatcher {
     fn build(&mut self, complete: CompleteGroup, ctx: &mut Context<Self>) {
-        self.links.board.update(NAME, |s| s.busy += 1);
-        let pool = self.links.pool.clone();
         let options = self.options;
         let group = complete.group.clone();
-        let building = async move { pool.run(move || complete.build(&options)).await };
+        self.build_on_pool(group, move || complete.build(&options), (), ctx);
+    }
+
+    /// Makes the data of a group on the pool of threads. `permit` is dropped when they are made.
+    fn build_on_pool(
+        &mut self,
+        group: Arc<Group>,
+        job: impl FnOnce() -> Result<TrainingGroup, GroupOutcome> + Send + 'static,
+        permit: impl Send + 'static,
+        ctx: &mut Context<Self>,
+    ) {
+        self.links.board.update(NAME, |s| s.busy += 1);
+        let pool = self.links.pool.clone();
+        let building = async move {
+            let built = pool.run(job).await;
+            drop(permit);
+            built
+        };
         ctx.spawn(building.into_actor(self).map(move |built, stage, ctx| {
             stage.links.board.update(NAME, |s| s.busy -= 1);
             match built.unwrap_or_else(|e| Err(GroupOutcome::Failed(e.to_string()))) {

@@ -80,6 +80,14 @@ pub struct TrainerOptions {
     pub max_refused: u32,
 }
 
+impl TrainerOptions {
+    /// Whether the loss is that of imitation, which knows no rollouts.
+    #[must_use]
+    pub fn is_supervised(&self) -> bool {
+        self.loss == Loss::CrossEntropy
+    }
+}
+
 /// Pipeline → Trainer: save and end; the cause, if it was not requested.
 pub struct FinishRequest(pub Option<PipelineError>);
 

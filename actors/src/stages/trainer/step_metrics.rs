@@ -50,17 +50,15 @@ impl StepMeasurements<'_> {
             learning_rate: Some(self.adam.learning_rate),
             stepped: Some(f64::from(u8::from(accumulated.optim.is_some()))),
             clipped: Some(f64::from(accumulated.clipped)),
-            environments: environments(&accumulated.groups),
+            tokens_trained: Some(accumulated.data.iter().map(Datum::trained_tokens).sum::<usize>() as f64),
             ..StepRecord::default()
         };
-        self.add_tokens(&mut record);
-        self.add_gaps(&mut record, options);
-        self.add_staleness(&mut record);
-        if options.weights == SamplerWeights::InFlight {
-            self.add_version_ranges(&mut record);
+        if options.is_supervised() {
+            record.train_nll = self.forward.and_then(|forward| mean_nll(&accumulated.data, forward));
+        } else {
+            self.add_rollouts(&mut record, options);
         }
         self.add_times(&mut record);
-        self.add_queries(&mut record);
         self.add_cost(&mut record);
         // Last: a number of the service never replaces one of the run.
         for (name, value) in accumulated.optim.iter().flat_map(|optim| &optim.metrics) {
@@ -75,14 +73,25 @@ impl StepMeasurements<'_> {
         record
     }
 
+    /// Numbers of what was sampled and rewarded.
+    fn add_rollouts(&self, record: &mut StepRecord, options: &TrainerOptions) {
+        record.environments = environments(&self.accumulated.groups);
+        self.add_tokens(record);
+        self.add_gaps(record, options);
+        self.add_staleness(record);
+        if options.weights == SamplerWeights::InFlight {
+            self.add_version_ranges(record);
+        }
+        self.add_queries(record);
+    }
+
     fn add_tokens(&self, record: &mut StepRecord) {
-        let GradientAccumulation { groups, data, .. } = self.accumulated;
+        let groups = &self.accumulated.groups;
         let members = || groups.iter().flat_map(|group| group.members.iter());
         let masked: u64 = groups.iter().map(|group| group.masked_tokens).sum();
         let logprobs = members().flat_map(|m| &m.rollout.turns).map(|turn| &turn.completion.logprobs);
         record.tokens_sampled = Some(members().map(|m| m.rollout.sampled_tokens()).sum::<usize>() as f64);
         record.tokens_prompt = Some(members().map(|m| m.rollout.prompt_tokens()).sum::<usize>() as f64);
-        record.tokens_trained = Some(data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
         record.tokens_masked = Some(masked as f64);
         record.entropy = Some(-mean_of_tokens(logprobs).unwrap_or(0.0));
         record.kl_reference = mean_of_tokens(members().flat_map(|m| &m.drift));
@@ -251,6 +260,20 @@ fn environment(groups: &[&TrainingGroup]) -> EnvironmentRecord {
         complete_share: Some(mean(turns().map(|turn| f64::from(u8::from(turn.complete))))),
         parts: means(members.iter().map(|m| &m.score.metrics)),
     }
+}
+
+/// Mean of −logprob over the weighted targets, if there are any.
+fn mean_nll(data: &[Datum], forward: &ForwardOutput) -> Option<f64> {
+    let mut nll = 0.0;
+    let mut total = 0.0;
+    for (datum, logprobs) in data.iter().zip(&forward.logprobs) {
+        for (position, logprob) in logprobs.iter().enumerate() {
+            let (_, weight) = datum.loss_inputs_at(position);
+            nll -= f64::from(weight) * f64::from(*logprob);
+            total += f64::from(weight);
+        }
+    }
+    (total > 0.0).then(|| nll / total)
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
