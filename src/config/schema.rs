@@ -15,6 +15,13 @@ use serde_json::{Map, Value, json};
 /// The schema, draft 2020-12.
 #[must_use]
 pub fn schema() -> Value {
+    let mut schema = schema_of_one_run();
+    add_stages(&mut schema);
+    schema
+}
+
+/// The same without stages, whose keys are those of a run.
+fn schema_of_one_run() -> Value {
     let generator = SchemaSettings::draft2020_12().into_generator();
     let mut schema = generator.into_root_schema_for::<ConfigFile>().to_value();
     tidy(&mut schema);
@@ -24,7 +31,6 @@ pub fn schema() -> Value {
     schema["$defs"]["BaseModelConfig"]["properties"]["renderer_name"]["examples"] =
         render::names().collect::<Vec<_>>().into();
     add_other_names(&mut schema);
-    add_stages(&mut schema);
     schema
 }
 
@@ -94,7 +100,7 @@ fn add_other_names(schema: &mut Value) {
 /// The first unknown key of the table, with its error message.
 #[must_use]
 pub(super) fn unknown_key(table: &toml::Table) -> Option<(String, String)> {
-    let schema = schema();
+    let schema = schema_of_one_run();
     let keys = SchemaKeys { schema: &schema };
     keys.unknown(&schema, "", table)
 }

@@ -52,8 +52,10 @@ impl RunSummary {
         self.histogram.add(record.step, groups);
         self.sampled += record.tokens_sampled.unwrap_or(0.0);
         self.trained += record.tokens_trained.unwrap_or(0.0);
-        self.rewards.extend(record.reward());
-        self.nll.extend(record.train_nll);
+        match record.train_nll {
+            Some(nll) => self.nll.push(nll),
+            None => self.rewards.push(record.reward().unwrap_or(0.0)),
+        }
         self.staleness = staleness(record);
         self.newest.extend(record.staleness_newest);
         self.of_tokens.extend(record.staleness_token);

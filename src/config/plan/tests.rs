@@ -1,5 +1,6 @@
 use super::*;
 use crate::config::service::HOSTED_URL;
+use crate::config::stages::stages;
 use minds_environments::native;
 use minds_environments::worker::PythonOptions;
 use minds_tinker::client::Secret;
@@ -14,15 +15,21 @@ pub(in crate::config) fn plan(
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("train_x.toml");
     std::fs::write(&config, text).unwrap();
-    let command = cli::RunArgs {
-        config,
-        set: set.iter().map(|s| (*s).to_owned()).collect(),
-        output_dir: None,
-        max_steps: None,
-        seed: None,
-        resume_args: cli::ResumeArgs::default(),
-    };
+    let set = set.iter().map(|s| (*s).to_owned()).collect();
+    let command = cli::RunArgs::for_config(config, set, None);
     RunPlan::load(&command, &vars.iter().copied().collect())
+}
+
+/// The plan of each stage of a config, or of its only run.
+fn shipped_plans(config: &Path) -> Vec<RunPlan> {
+    let names: Vec<_> = stages(config).unwrap().into_iter().map(|stage| Some(stage.name)).collect();
+    let stages = if names.is_empty() { vec![None] } else { names };
+    let plan = |stage| {
+        let command = cli::RunArgs::for_config(config.to_owned(), vec![], None).at_stage(stage);
+        RunPlan::load(&command, &ProcessVariables::default())
+            .unwrap_or_else(|error| panic!("{}: {error}", config.display()))
+    };
+    stages.into_iter().map(plan).collect()
 }
 
 pub(in crate::config) const SMALL: &str =
@@ -139,18 +146,11 @@ fn h3_h20_the_written_length_counts_and_step_sizes_can_move_something() {
     let configs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
     let files = std::fs::read_dir(configs).unwrap().map(|entry| entry.unwrap().path());
     for config in files.filter(|path| path.extension().is_some_and(|end| end == "toml")) {
-        let (set, output_dir, max_steps, seed) = (vec![], None, None, None);
-        let command = cli::RunArgs {
-            config: config.clone(),
-            set,
-            output_dir,
-            max_steps,
-            seed,
-            resume_args: cli::ResumeArgs::default(),
-        };
-        let shipped = RunPlan::load(&command, &ProcessVariables::default()).unwrap();
-        assert!(shipped.pipeline.train.adam.learning_rate >= 1e-4, "{}", config.display());
-        assert!(shipped.sampling.max_tokens < 2048, "{} names its length", config.display());
+        for shipped in shipped_plans(&config) {
+            assert!(shipped.pipeline.train.adam.learning_rate >= 1e-4, "{}", config.display());
+            let names_length = shipped.sampling.max_tokens < 2048 || shipped.pipeline.is_supervised();
+            assert!(names_length, "{} names its length", config.display());
+        }
     }
 }
 
@@ -361,14 +361,15 @@ fn every_shipped_config_makes_a_plan_and_its_environments_load() {
             if config.extension().is_none_or(|e| e != "toml") {
                 continue;
             }
-            let text = std::fs::read_to_string(&config).unwrap();
-            let plan = plan(&text, &[], &[]).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
-            assert_eq!(plan.warnings, [""; 0], "{}", config.display());
-            for PythonOptions { id, args, seed, .. } in plan.envs.iter().map(|env| &env.options) {
-                if native::is_native(id) {
-                    native::load(id, args, *seed).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
-                } else {
-                    assert!(Path::new(id).is_dir(), "{}: there is no {id}", config.display());
+            for plan in shipped_plans(&config) {
+                assert_eq!(plan.warnings, [""; 0], "{}", config.display());
+                let environments = plan.envs.iter().filter(|env| env.demonstrations.is_none());
+                for PythonOptions { id, args, seed, .. } in environments.map(|env| &env.options) {
+                    if native::is_native(id) {
+                        native::load(id, args, *seed).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
+                    } else {
+                        assert!(Path::new(id).is_dir(), "{}: there is no {id}", config.display());
+                    }
                 }
             }
             seen += 1;
