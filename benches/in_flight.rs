@@ -168,6 +168,7 @@ fn component(tokens: usize, weight: f64) -> Result<MixtureComponent> {
         context: 2048,
         score_timeout: Duration::from_secs(60),
         weight,
+        evaluate_every: None,
     })
 }
 

@@ -210,6 +210,9 @@ pub struct EvalArgs {
     /// Weights: a run folder (its last checkpoint), or the `tinker://` path of sampler weights; else the base model.
     #[arg(long, value_name = "RUN|PATH")]
     pub checkpoint: Option<String>,
+    /// Measures two weights on the same items and compares them item by item; `base` is the base model.
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "checkpoint")]
+    pub compare: Vec<String>,
     /// Overrides a key, as in `run`.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,

@@ -19,7 +19,7 @@ use minds_core::service::BackendError;
 use rand::Rng as _;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -46,6 +46,8 @@ pub struct MixtureComponent {
     pub score_timeout: Duration,
     /// Share of the run; 0 leaves it out.
     pub weight: f64,
+    /// Steps between two evaluations of it, in the place of those of the run.
+    pub evaluate_every: Option<NonZeroU64>,
 }
 
 /// Feeder → Sampler: an item to be sampled by `component.group_size` rollouts.

@@ -24,6 +24,8 @@ pub mod lora;
 pub mod loss;
 pub mod mean;
 pub mod optim;
+pub mod paired;
+pub mod pass_at_k;
 pub mod random;
 pub mod record;
 pub mod reward;

@@ -48,7 +48,10 @@ pub(super) fn component(
     model: &ModelParts<'_>,
 ) -> Result<MixtureComponent, CommandError> {
     let renderer = model.renderer;
-    let sampling = SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() };
+    let mut sampling = SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() };
+    if env.weight == 0.0 {
+        sampling.temperature = plan.eval_temperature;
+    }
     let profile = || ModelProfile {
         renderer: renderer.clone(),
         tokenizer: model.tokenizer.clone(),
@@ -76,6 +79,7 @@ pub(super) fn component(
         context: model.context,
         score_timeout: plan.score_timeout,
         weight: env.weight,
+        evaluate_every: env.evaluate_every,
     })
 }
 

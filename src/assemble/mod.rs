@@ -1,5 +1,6 @@
 //! From a plan to a pipeline: the only module that knows all kinds of services, models and environments.
 
+mod contamination;
 mod environments;
 mod fingerprint;
 mod hosted;
@@ -9,6 +10,7 @@ mod remote;
 mod service;
 mod warm_start;
 
+pub use contamination::{ComparedEnvironment, contamination};
 pub use environments::{components, find_python, fit_epochs, native, python};
 pub use fingerprint::fingerprints;
 pub use hosted::hosted;

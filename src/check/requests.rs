@@ -131,7 +131,8 @@ pub fn requests(plan: &RunPlan, usage: EnvironmentUsage) -> Vec<StepRequest> {
         ));
     }
     if let Some(evaluation) = evaluate.filter(|_| usage.evaluated > 0) {
-        let rollouts = evaluation.rollouts.get() * usage.evaluated;
+        let samples = u64::from(evaluation.samples_per_item.get());
+        let rollouts = evaluation.items.get() * samples * usage.evaluated;
         let note = format!("rollouts with one sample per turn, {} at a time", evaluation.concurrency);
         all.push(request("evaluation", rollouts, evaluation.every.get(), note));
     }

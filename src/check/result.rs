@@ -5,7 +5,7 @@ use super::{
     CostForecast, EnvironmentUsage, MemoryUse, StepRequest, TokenEstimate, machine, memory as memory_of,
     requests, stub_model, total_bytes,
 };
-use crate::assemble::{self, FirstWeights};
+use crate::assemble::{self, ComparedEnvironment, FirstWeights};
 use crate::config::environments::EnvPlan;
 use crate::config::plan::RunPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
@@ -136,6 +136,16 @@ impl CheckResult {
             measure: native.iter().any(|env| env.needs_shadow_adapters()),
             evaluated: plan.envs.iter().filter(|env| env.weight == 0.0).count() as u64,
         };
+        let compared: Vec<ComparedEnvironment<'_>> = plan
+            .envs
+            .iter()
+            .zip(&natives)
+            .filter_map(|(env, native)| {
+                let environment = native.as_deref()?;
+                Some(ComparedEnvironment { name: &env.name, trained: env.weight > 0.0, environment })
+            })
+            .collect();
+        warnings.extend(assemble::contamination(&compared));
         let tokens = TokenEstimate::of(&plan, &native, renderer.as_deref());
         let done = match &folder {
             Some(FolderOutlook::Resumes { step }) => *step,

@@ -42,7 +42,7 @@ pub fn run(command: &cli::CheckArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Checks one run.
+/// Checks a run, or one stage of a config.
 fn check(
     command: &cli::CheckArgs,
     config: PathBuf,

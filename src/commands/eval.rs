@@ -10,13 +10,16 @@ use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::last_checkpoint;
 use anyhow::{Context as _, anyhow};
 use minds_core::ids::PolicyVersion;
+use minds_core::mean::MeanEstimate;
+use minds_core::paired::PairedDifference;
 use minds_core::record::EvaluationRecord;
-use minds_stages::evaluator::Evaluator;
+use minds_stages::evaluator::{Evaluator, EvaluatorOptions, MeasuredComponent};
 use minds_stages::pipeline::{PipelineOptions, ShadowStart};
 use minds_stages::policy::{Policy, QueryBudget, ShadowOrigin};
-use minds_stages::usage::usage_meter::UsageCounts;
+use minds_stages::usage::usage_meter::{UsageCounts, UsageMeter};
 use minds_tinker::types::FinishReason;
 use serde_json::json;
+use std::iter::successors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -26,10 +29,97 @@ use std::sync::Arc;
 /// The config or the checkpoint is wrong (2), the model or the service is unavailable (3), the evaluation could cost more
 /// than its cap (4), the service denies the account a request (5), or an environment has no rollout with a reward (1).
 pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
+    if let [first, second] = &command.compare[..] {
+        return compare(command, first, second);
+    }
+    let measured = measure(command, command.checkpoint.as_deref())?;
+    let evaluation = measured.record();
+    if let Some(line) = cost_line(&measured.usage).filter(|_| !command.json) {
+        print_line!("{line}");
+    }
+    if command.json {
+        print_line!("{}", measured.to_json());
+    } else {
+        show(&evaluation);
+    }
+    unmeasured(&evaluation).map_or(Ok(()), |name| Err(nothing_measured(name)).or_exit(ProcessExit::Failed))
+}
+
+/// Measures two weights on the same items, and compares them item by item.
+fn compare(command: &cli::EvalArgs, first: &str, second: &str) -> Result<(), CommandError> {
+    let [first, second] = [measure(command, Some(first))?, measure(command, Some(second))?];
+    for measured in [&first, &second] {
+        let evaluation = measured.record();
+        if let Some(name) = unmeasured(&evaluation) {
+            return Err(nothing_measured(name)).or_exit(ProcessExit::Failed);
+        }
+        if !command.json {
+            print_line!("weights      {}", measured.weights);
+            show(&evaluation);
+        }
+    }
+    let mut differences = serde_json::Map::new();
+    for (before, after) in first.components.iter().zip(&second.components) {
+        let pairs: Vec<(f64, f64)> = before
+            .rewards()
+            .into_iter()
+            .zip(after.rewards())
+            .filter_map(|(before, after)| Some((before?, after?)))
+            .collect();
+        let PairedDifference { pairs, estimate, p } = PairedDifference::of(&pairs);
+        let MeanEstimate { mean, error } = estimate;
+        let interval = error.map(|error| [mean - 1.96 * error, mean + 1.96 * error]);
+        if !command.json {
+            let interval =
+                interval.map(|[low, high]| format!(" [{low:+.3}, {high:+.3}]")).unwrap_or_default();
+            print_line!(
+                "difference   eval/{} {mean:+.3}{interval} over {pairs} items, p = {p:.3}",
+                before.name
+            );
+        }
+        let difference = json!({ "difference": mean, "interval": interval, "items": pairs, "p": p });
+        differences.insert(before.name.clone(), difference);
+    }
+    if command.json {
+        let [first, second] = [first.to_json(), second.to_json()];
+        print_line!("{}", json!({ "first": first, "second": second, "differences": differences }));
+    }
+    Ok(())
+}
+
+/// Weights with the scores that they got.
+struct MeasuredWeights {
+    /// What the command line calls them.
+    weights: String,
+    path: Option<String>,
+    step: u64,
+    components: Vec<MeasuredComponent>,
+    options: EvaluatorOptions,
+    usage: UsageMeter,
+}
+
+impl MeasuredWeights {
+    fn record(&self) -> EvaluationRecord {
+        let summary = |of: &MeasuredComponent| (of.name.clone(), of.summary(&self.options));
+        EvaluationRecord { step: self.step, environments: self.components.iter().map(summary).collect() }
+    }
+
+    fn to_json(&self) -> serde_json::Value {
+        let metrics = self.record().numbers();
+        let mut result = json!({ "checkpoint": self.path, "step": self.step, "metrics": metrics });
+        if let Some(cost) = cost_json(&self.usage) {
+            result["cost"] = cost;
+        }
+        result
+    }
+}
+
+/// Measures one checkpoint, or the base model.
+fn measure(command: &cli::EvalArgs, checkpoint: Option<&str>) -> Result<MeasuredWeights, CommandError> {
     let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed)
         .at_stage(command.stage.clone());
     let mut plan = RunPlan::load(&config, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
-    let EvaluatedWeights { step, path, state, states } = weights(command.checkpoint.as_deref())?;
+    let EvaluatedWeights { step, path, state, states } = weights(checkpoint)?;
     let scratch;
     let states = match states {
         // Shadow adapters are saved here while they measure.
@@ -50,6 +140,7 @@ pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
     if components.iter().any(|c| c.weight == 0.0) {
         components.retain(|c| c.weight == 0.0);
     }
+    components.iter_mut().for_each(|c| c.sampling.temperature = plan.eval_temperature);
     let asked = components.iter().map(|c| &*c.environment);
     let shadow = assemble::shadow(&plan, &ready, asked, ShadowStart::Base);
     let follows = shadow.is_some() && plan.shadow_from == ShadowFrom::Policy;
@@ -76,7 +167,7 @@ pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
         let measuring = shadow.map(|shadow| StandaloneShadowTrainer::start(shadow, &queries));
         let PipelineOptions { seed, retry, .. } = plan.pipeline;
         let evaluator = Evaluator::new(plan.evaluation, components, seed, retry, judge, &queries);
-        let evaluation = ready.unless_stopped(async { Ok(evaluator.evaluate(&policy).await) }).await;
+        let evaluation = ready.unless_stopped(async { Ok(evaluator.measure(&policy).await) }).await;
         if let Some(measuring) = measuring {
             measuring.close().await;
         }
@@ -87,27 +178,18 @@ pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
         Ok(_) => FinishReason::Success,
         Err(_) => FinishReason::Errored,
     });
-    if let Some(line) = cost_line(&usage).filter(|_| !command.json) {
-        print_line!("{line}");
-    }
-    let evaluation = evaluation?;
-    if command.json {
-        let mut result = json!({ "checkpoint": path, "step": step, "metrics": evaluation.numbers() });
-        if let Some(cost) = cost_json(&usage) {
-            result["cost"] = cost;
-        }
-        print_line!("{result}");
-    } else {
-        show(&evaluation);
-    }
-    match unmeasured(&evaluation) {
-        None => Ok(()),
-        Some(name) => {
-            let why =
-                anyhow!("eval/{name} was not measured: no rollout has a reward; the warnings above say why");
-            Err(why).or_exit(ProcessExit::Failed)
-        }
-    }
+    Ok(MeasuredWeights {
+        weights: checkpoint.unwrap_or(BASE).to_owned(),
+        path,
+        step,
+        components: evaluation?,
+        options: plan.evaluation,
+        usage,
+    })
+}
+
+fn nothing_measured(name: &str) -> anyhow::Error {
+    anyhow!("eval/{name} was not measured: no rollout has a reward; the warnings above say why")
 }
 
 /// The first environment without a rewarded rollout.
@@ -120,8 +202,11 @@ fn unmeasured(evaluation: &EvaluationRecord) -> Option<&str> {
 pub fn show(evaluation: &EvaluationRecord) {
     let known = |number: Option<f64>| number.unwrap_or(f64::NAN);
     for (name, found) in &evaluation.environments {
+        let passed = |k: &u64| Some(format!(", pass@{k} {:.3}", found.parts.get(&format!("pass@{k}"))?));
+        let passes: String =
+            successors(Some(1_u64), |k| k.checked_mul(2)).map_while(|k| passed(&k)).collect();
         print_line!(
-            "eval {:<7} eval/{name} reward {:.3} [{:.3}, {:.3}] over {} episodes, {} without a reward",
+            "eval {:<7} eval/{name} reward {:.3} [{:.3}, {:.3}]{passes} over {} episodes, {} without a reward",
             evaluation.step,
             known(found.reward),
             known(found.reward_low),
@@ -131,6 +216,9 @@ pub fn show(evaluation: &EvaluationRecord) {
         );
     }
 }
+
+/// What stands for the base model where a checkpoint is named.
+const BASE: &str = "base";
 
 /// The evaluated weights, and where an embedded engine finds them.
 struct EvaluatedWeights {
@@ -143,7 +231,7 @@ struct EvaluatedWeights {
 
 fn weights(written: Option<&str>) -> Result<EvaluatedWeights, CommandError> {
     match written {
-        None => Ok(EvaluatedWeights { step: 0, path: None, state: None, states: None }),
+        None | Some(BASE) => Ok(EvaluatedWeights { step: 0, path: None, state: None, states: None }),
         Some(path) if path.starts_with("tinker://") => {
             Ok(EvaluatedWeights { step: 0, path: Some(path.into()), state: None, states: None })
         }

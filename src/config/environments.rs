@@ -3,6 +3,7 @@
 use super::choice::chosen;
 use super::error::{KeyProblem, at_most, ensure};
 use super::file::{ConfigFile, EnvConfig};
+use super::pipeline;
 use super::supervised::{self, DemonstrationPlan};
 use minds_environments::worker::PythonOptions;
 use minds_observe::dashboard::EnvironmentShare;
@@ -22,6 +23,8 @@ pub struct EnvPlan {
     pub name: String,
     /// Relative share of the run; 0 for evaluation only.
     pub weight: f64,
+    /// Steps between two evaluations of it, if it has a number of its own.
+    pub evaluate_every: Option<NonZeroU64>,
     /// The environment's id, its arguments, and how to run it if it is a Python package.
     pub options: PythonOptions,
     /// Its table as the config writes it.
@@ -103,10 +106,20 @@ fn environment(file: &ConfigFile, key: String, env: &EnvConfig) -> Result<EnvPla
     let weight = env.weight.unwrap_or(1.0);
     let holds = weight.is_finite() && weight >= 0.0;
     ensure(format!("{key}.weight"), weight, holds, "be finite and not negative")?;
+    let evaluate_every = env.eval_every;
+    if evaluate_every.is_some() && weight > 0.0 && file.sft.is_none() {
+        let problem = "has no effect on an environment that is trained: only those of weight 0 are evaluated";
+        return Err(KeyProblem::new(format!("{key}.eval_every"), problem));
+    }
+    if evaluate_every.is_some() && pipeline::eval_every(file) == 0 {
+        let problem = "has no effect without trainer.eval_every, from which it differs";
+        return Err(KeyProblem::new(format!("{key}.eval_every"), problem));
+    }
     Ok(EnvPlan {
         options: options(file, &key, env)?,
         only_python: only_python(env),
         demonstrations: None,
+        evaluate_every,
         written: env.clone(),
         key,
         name,

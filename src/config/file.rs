@@ -135,6 +135,8 @@ pub struct EnvConfig {
     /// Share of the run, in a mixture.
     #[serde(alias = "ratio")]
     pub weight: Option<f64>,
+    /// Steps between two evaluations of it, if its weight is 0, in the place of `trainer.eval_every`.
+    pub eval_every: Option<NonZeroU64>,
     /// Interpreter of a Python environment.
     pub python: Option<PathBuf>,
     /// Worker processes of a Python environment.
@@ -396,8 +398,14 @@ pub struct ShadowConfig {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvalConfig {
-    /// Rollouts of each environment of weight 0.
+    /// Items of each environment of weight 0.
     pub episodes: Option<NonZeroU64>,
+    /// Samples of each item.
+    pub samples_per_item: Option<NonZeroU32>,
+    /// Least reward that counts as a success.
+    pub success_at: Option<f64>,
+    /// Temperature of evaluations; 0 takes the most likely tokens.
+    pub temperature: Option<f32>,
     /// Rollouts in flight at a time.
     pub concurrency: Option<NonZeroUsize>,
 }

@@ -1,7 +1,7 @@
 //! The options of the stages, from the tables of the config.
 
 use super::choice::chosen;
-use super::error::{KeyProblem, at_most};
+use super::error::{KeyProblem, at_most, ensure};
 use super::file::ConfigFile;
 use super::service::ServicePlan;
 use super::trainer::MemberFailureHandling;
@@ -9,12 +9,14 @@ use super::{plan, rewards, supervised, trainer};
 use minds_stages::evaluator::EvaluatorOptions;
 use minds_stages::ledger::UNANSWERED;
 use minds_stages::pipeline::{PipelineOptions, batches_ahead};
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 
-const EVALUATED_ROLLOUTS: NonZeroU64 = NonZeroU64::new(64).expect("64 is not 0");
+const EVALUATED_ITEMS: NonZeroU64 = NonZeroU64::new(64).expect("64 is not 0");
 const EVALUATED_AT_A_TIME: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not 0");
-/// Most rollouts of one environment in an evaluation.
+/// Most items of one environment in an evaluation.
 const MOST_EVALUATED: NonZeroU64 = NonZeroU64::new(1_000_000).expect("1000000 is not 0");
+/// Most samples of one item in an evaluation.
+const MOST_SAMPLES: NonZeroU32 = NonZeroU32::new(4096).expect("4096 is not 0");
 /// Restarts of each stage after a panic.
 const RESTARTS: u32 = 3;
 /// How often a failed member is resampled with `on_member_failure = "retry"`.
@@ -62,17 +64,21 @@ pub(super) fn pipeline(file: &ConfigFile, service: &ServicePlan) -> Result<Pipel
 }
 
 /// Steps between two evaluations; 0 for none.
-fn eval_every(file: &ConfigFile) -> u64 {
+pub(super) fn eval_every(file: &ConfigFile) -> u64 {
     let usual = if file.sft.is_some() { supervised::EVAL_EVERY.get() } else { 0 };
     file.trainer.eval_every.unwrap_or(usual)
 }
 
 /// Size and interval of evaluations; of a run without any, the interval is 1.
 pub(super) fn evaluation(file: &ConfigFile) -> Result<EvaluatorOptions, KeyProblem> {
-    let rollouts = file.eval.episodes.unwrap_or(EVALUATED_ROLLOUTS);
+    let items = file.eval.episodes.unwrap_or(EVALUATED_ITEMS);
+    let samples = file.eval.samples_per_item.unwrap_or(NonZeroU32::MIN);
+    let success_at = file.eval.success_at.unwrap_or(1.0);
     Ok(EvaluatorOptions {
         every: NonZeroU64::new(eval_every(file)).unwrap_or(NonZeroU64::MIN),
-        rollouts: at_most("eval.episodes", rollouts, MOST_EVALUATED)?,
+        items: at_most("eval.episodes", items, MOST_EVALUATED)?,
+        samples_per_item: at_most("eval.samples_per_item", samples, MOST_SAMPLES)?,
+        success_at: ensure("eval.success_at", success_at, success_at.is_finite(), "be a finite reward")?,
         concurrency: file.eval.concurrency.unwrap_or(EVALUATED_AT_A_TIME),
     })
 }

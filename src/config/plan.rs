@@ -55,6 +55,8 @@ pub struct RunPlan {
     epochs: Option<NonZeroU64>,
     /// How completions are sampled.
     pub sampling: SamplingParams,
+    /// Temperature at which environments of weight 0 are sampled, and all of them by `eval`.
+    pub eval_temperature: f32,
     /// Base model: a name, a folder, a GGUF file or `tiny-random`.
     pub base_model: String,
     /// Name of the renderer, if the config sets it.
@@ -202,6 +204,7 @@ impl RunPlan {
                 false => trainer::group_size(&file.trainer)?,
             },
             epochs: supervised::epochs(&file)?,
+            eval_temperature: trainer::eval_temperature(&file)?,
             sampling: trainer::sampling(&file.trainer.args)?,
             base_model,
             renderer,

@@ -16,7 +16,7 @@ pub(super) const STAGES: &str = "stages";
 pub struct Stage {
     /// Its place, from 0.
     pub index: usize,
-    /// Its name.
+    /// Its name, unique within the config.
     pub name: String,
 }
 

@@ -15,7 +15,7 @@ use std::num::NonZeroU64;
 
 /// Share of the rows that is held out by default.
 const HELD_OUT: f64 = 0.05;
-/// Largest such share.
+/// Largest share that may be held out.
 const MOST_HELD_OUT: f64 = 0.9;
 /// Steps between two evaluations by default.
 pub(super) const EVAL_EVERY: NonZeroU64 = NonZeroU64::new(20).expect("20 is not 0");
@@ -23,7 +23,7 @@ pub(super) const EVAL_EVERY: NonZeroU64 = NonZeroU64::new(20).expect("20 is not 
 /// Conversations to imitate or to measure.
 #[derive(Clone, Debug)]
 pub struct DemonstrationPlan {
-    /// The file, and how it is used.
+    /// The file and the turns that are imitated.
     pub options: DemonstrationOptions,
     /// Which of its rows.
     pub split: DemonstrationSplit,
@@ -50,6 +50,7 @@ pub(super) fn environments(file: &ConfigFile) -> Result<Vec<EnvPlan>, KeyProblem
         options: PythonOptions::new(name, Map::new(), file.trainer.seed.unwrap_or(0)),
         written: EnvConfig { id: name.into(), ..EnvConfig::default() },
         only_python: None,
+        evaluate_every: None,
         demonstrations: Some(DemonstrationPlan { options: options.clone(), split }),
     };
     let mut plans = vec![plan("sft", 1.0, DemonstrationSplit::Train)];

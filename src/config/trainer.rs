@@ -273,6 +273,13 @@ pub(super) fn keep_states(trainer: &TrainerConfig) -> Result<Option<NonZeroUsize
     ensure("trainer.keep_states", keep, keep == 0 || keep >= LEAST_STATES, must).map(NonZeroUsize::new)
 }
 
+/// Temperature of evaluations: by default the one of training.
+pub(super) fn eval_temperature(file: &ConfigFile) -> Result<f32, KeyProblem> {
+    let temperature = file.eval.temperature.or(file.trainer.args.temperature).unwrap_or(1.0);
+    let holds = temperature.is_finite() && temperature >= 0.0;
+    ensure("eval.temperature", temperature, holds, "not be negative")
+}
+
 /// The `[trainer.args]` table: how completions are sampled.
 pub(super) fn sampling(args: &SamplingConfig) -> Result<SamplingParams, KeyProblem> {
     let temperature = args.temperature.unwrap_or(1.0);

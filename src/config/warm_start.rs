@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Weights to start from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WarmStart {
-    /// Where they are.
+    /// Where the weights are.
     pub weights: WeightsLocation,
     /// Whether the optimizer continues from where it was saved with them; otherwise it starts afresh.
     pub with_optimizer: bool,

@@ -70,6 +70,7 @@ pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSumm
         context: usize::MAX,
         score_timeout: plan.score_timeout,
         weight: env.weight,
+        evaluate_every: None,
     });
     let sampler = service.sampler(0);
     let (training, in_flight) = match options.train.weights {

@@ -30,6 +30,7 @@ args = { max_new_tokens = 8 }
 queries_per_step = 10000
 [eval]
 episodes = 2
+samples_per_item = 2
 [model]
 base_model = "tiny-random"
 [tinker]
@@ -53,6 +54,10 @@ fn as_told(key: &str, told: &BTreeSet<String>) -> Option<String> {
     let general = match key.split('/').collect::<Vec<_>>()[..] {
         [start @ ("env" | "eval"), _, ref rest @ ..] => {
             let (start, rest) = (format!("{start}/<name>/"), rest.join("/"));
+            if let Some(k) = rest.strip_prefix("pass@") {
+                let end = k.trim_start_matches(|c: char| c.is_ascii_digit());
+                return Some(format!("{start}pass@<k>{end}")).filter(|name| told.contains(name));
+            }
             // Parts of a reward are documented with each environment, and parts of an inner reward with the inner
             // environment.
             let part = format!("`{}`", rest.strip_prefix("inner_").unwrap_or(&rest));

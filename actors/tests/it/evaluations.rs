@@ -4,7 +4,7 @@ use crate::testkit::{Judge, Run, World, local, seconds};
 use minds_core::reward::RewardError;
 use minds_stages::evaluator;
 use minds_stages::pipeline::ResumePoint;
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 
 /// Steps of 10 s; an evaluation after each, whose four episodes take 35 s, all at a time.
 fn world(steps: u64) -> World {
@@ -13,7 +13,9 @@ fn world(steps: u64) -> World {
     world.measured.latency = Box::new(|_, _| seconds(35));
     world.options.evaluate = Some(evaluator::EvaluatorOptions {
         every: NonZeroU64::MIN,
-        rollouts: NonZeroU64::new(4).unwrap(),
+        items: NonZeroU64::new(4).unwrap(),
+        samples_per_item: NonZeroU32::MIN,
+        success_at: 1.0,
         concurrency: NonZeroUsize::new(4).unwrap(),
     });
     world
@@ -143,6 +145,39 @@ async fn weights_that_were_measured_before_the_resume_are_not_measured_again() {
             run.end().await.unwrap();
             assert_eq!(measured(&run), expected, "{evaluated}");
         }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_environment_is_evaluated_at_its_own_cadence_and_all_of_them_at_the_end() {
+    local(async {
+        let mut world = every(2, 5);
+        world.rarely = NonZeroU64::new(4);
+        let mut run = world.start();
+        run.end().await.unwrap();
+        let named = |at: usize| -> Vec<&str> {
+            run.evaluations[at].environments.keys().map(String::as_str).collect()
+        };
+        assert_eq!(measured(&run), [0, 2, 4, 5]);
+        assert_eq!([named(0).len(), named(1).len(), named(2).len(), named(3).len()], [2, 1, 2, 2]);
+        assert!(!named(1).contains(&"rarely"), "{:?}", named(1));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_samples_of_an_item_come_from_one_request() {
+    local(async {
+        let mut world = every(5, 5);
+        world.options.evaluate.as_mut().unwrap().samples_per_item = NonZeroU32::new(3).unwrap();
+        let mut run = world.start();
+        run.end().await.unwrap();
+        let found = run.evaluations[0].environments.values().next().unwrap();
+        assert_eq!(found.rollouts, Some(12.0), "three samples of four items");
+        assert!(found.parts.contains_key("pass@2") && !found.parts.contains_key("pass@4"));
+        let asked = run.record.asked();
+        assert!(asked.iter().filter(|asked| asked.samples == 3).count() >= 4, "{asked:?}");
     })
     .await;
 }

@@ -6,7 +6,7 @@
 use crate::testkit::{Judge, World, local, seconds};
 use minds_core::reward::RewardError;
 use minds_stages::evaluator;
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 
 // H2: groups had the size of another component. H19: every member sent the prompt again.
 #[tokio::test(start_paused = true)]
@@ -36,7 +36,9 @@ async fn h7_what_has_weight_0_is_evaluated_and_never_trained() {
         let mut world = World::new(1, 0, 4);
         world.options.evaluate = Some(evaluator::EvaluatorOptions {
             every: NonZeroU64::new(2).unwrap(),
-            rollouts: NonZeroU64::new(3).unwrap(),
+            items: NonZeroU64::new(3).unwrap(),
+            samples_per_item: NonZeroU32::MIN,
+            success_at: 1.0,
             concurrency: NonZeroUsize::MIN,
         });
         world.service.forward_backward = seconds(5).into();

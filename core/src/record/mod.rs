@@ -226,13 +226,13 @@ numbers! {
     /// Numbers of one environment in an evaluation, under `eval/<name>/`.
     pub struct EvaluatedEnvironment with EvaluatedKeys {}
     numbers {
-        /// Mean reward of the environment, which has the weight 0.
+        /// Mean over the items of the mean reward of their samples (avg@k with `eval.samples_per_item`).
         reward: "reward" "–",
-        /// Lower end of its 95% interval (normal approximation); absent for a single rollout.
+        /// Lower end of its 95% interval over items (normal approximation); absent for a single item.
         reward_low: "reward_low" "–",
         /// Upper end of that interval.
         reward_high: "reward_high" "–",
-        /// Rollouts that have a reward.
+        /// Rollouts that have a reward, of all items together.
         rollouts: "episodes" "rollouts",
         /// Rollouts that have none.
         reward_errors: "missing" "rollouts",
@@ -241,6 +241,13 @@ numbers! {
     open parts {
         /// Mean of what the rewards were made of, as `env/<name>/<part>`.
         "<part>" "–",
+        /// Chance that at least one of k samples of an item has a reward of `eval.success_at` or more, for k = 1, 2, 4, …
+        /// up to `eval.samples_per_item` (unbiased, Chen et al. 2021); only with more than one sample.
+        "pass@<k>" "share",
+        /// Lower end of its 95% interval over items.
+        "pass@<k>_low" "share",
+        /// Upper end of that interval.
+        "pass@<k>_high" "share",
     }
 }
 

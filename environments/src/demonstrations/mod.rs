@@ -62,7 +62,7 @@ pub struct DemonstrationOptions {
 #[error("{0}")]
 pub struct DemonstrationFileError(String);
 
-/// Conversations to imitate.
+/// The conversations of one part of a file.
 pub struct DemonstrationSet {
     id: &'static str,
     conversations: Vec<Conversation>,

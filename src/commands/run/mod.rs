@@ -6,7 +6,7 @@ mod spending;
 mod summary;
 
 use super::{print_line, resume};
-use crate::assemble::{self, FirstWeights, ModelService};
+use crate::assemble::{self, ComparedEnvironment, FirstWeights, ModelService};
 use crate::cli;
 use crate::config::environments::EnvPlan;
 use crate::config::metrics::MetricsPlan;
@@ -99,6 +99,11 @@ fn train(command: &cli::RunArgs, spent: Duration) -> Result<RunEnd, CommandError
     }
     plan.fit_answers(ready.info.context);
     let components = assemble::components(&plan, &ready)?;
+    let compared: Vec<ComparedEnvironment<'_>> = components
+        .iter()
+        .map(|c| ComparedEnvironment { name: &c.name, trained: c.weight > 0.0, environment: &*c.environment })
+        .collect();
+    plan.warnings.extend(assemble::contamination(&compared));
     let changes = folder.compare(assemble::fingerprints(&plan, &components)).or_exit(ProcessExit::Config)?;
     changes.iter().for_each(|change| tracing::warn!("{change}; the run continues with the current version"));
     let result = system.block_on(async {

@@ -211,6 +211,7 @@ pub fn component(environment: Arc<dyn Environment>) -> MixtureComponent {
         context: 64,
         score_timeout: Duration::from_secs(30),
         weight: 1.0,
+        evaluate_every: None,
     }
 }
 

@@ -54,6 +54,8 @@ pub struct World {
     pub environment: ScriptedEnvironment,
     /// Of weight 0.
     pub measured: ScriptedEnvironment,
+    /// Steps between two evaluations of a second one, `rarely`, if there is one.
+    pub rarely: Option<NonZeroU64>,
     pub service: SimulationOptions,
     /// Whether prompts and data are recorded, for inspection by tests.
     pub remember: bool,
@@ -126,6 +128,7 @@ impl World {
         Self {
             environment: ScriptedEnvironment::default(),
             measured: ScriptedEnvironment::default(),
+            rarely: None,
             service: SimulationOptions::default(),
             remember: true,
             options,
@@ -167,10 +170,17 @@ impl World {
             context: self.context,
             score_timeout: self.score_timeout,
             weight,
+            evaluate_every: None,
         };
         let measured = Arc::new(self.measured);
+        let mut components =
+            vec![component("scripted", 1.0, &environment), component("measured", 0.0, &measured)];
+        components.extend(self.rarely.map(|every| MixtureComponent {
+            evaluate_every: Some(every),
+            ..component("rarely", 0.0, &measured)
+        }));
         let parts = PipelineParts {
-            components: vec![component("scripted", 1.0, &environment), component("measured", 0.0, &measured)],
+            components,
             training: training.clone(),
             sampler: service.sampler(start.step),
             in_flight,
