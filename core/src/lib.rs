@@ -23,6 +23,7 @@ mod item;
 pub mod lora;
 pub mod loss;
 pub mod mean;
+pub mod number;
 pub mod optim;
 pub mod paired;
 pub mod pass_at_k;

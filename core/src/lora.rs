@@ -1,5 +1,6 @@
 //! Low-rank adapters: which layers have one, how wide, how scaled.
 
+use crate::number::ShortNumber;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -64,7 +65,7 @@ pub enum LoraSpecError {
     #[error("the rank must lie in 1..=512, got {0}")]
     Rank(usize),
     /// Alpha is not a positive finite number.
-    #[error("alpha must be a positive finite number, got {0}")]
+    #[error("alpha must be a positive finite number, got {}", ShortNumber(*.0))]
     Alpha(f64),
     /// No layer is named, or one twice.
     #[error("the target modules must be named once each and not be empty")]

@@ -1,5 +1,6 @@
 //! Settings of the optimizer.
 
+use crate::number::ShortNumber;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -81,7 +82,7 @@ impl LearningRateSchedule {
 
 /// A setting that is out of range.
 #[derive(Debug, Error, PartialEq)]
-#[error("the optimizer's {key} is {value}; it must {must}")]
+#[error("the optimizer's {key} is {}; it must {must}", ShortNumber(*value))]
 pub struct AdamParamsError {
     /// Name of the invalid field.
     pub key: &'static str,

@@ -1,6 +1,7 @@
 //! Requests to a sampler and its responses.
 
 use crate::ids::{PolicyVersion, Token};
+use crate::number::ShortNumber;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use thiserror::Error;
@@ -38,7 +39,7 @@ pub struct SamplingParams {
 #[derive(Debug, Error, PartialEq)]
 pub enum SamplingError {
     /// A parameter is out of range.
-    #[error("{key} is {value}; it must {must}")]
+    #[error("{key} is {}; it must {must}", ShortNumber(*value))]
     Range {
         /// Name of the invalid parameter.
         key: &'static str,

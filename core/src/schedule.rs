@@ -5,6 +5,7 @@
 //! it in the list, and within a component every item comes once per cycle, each cycle in its own seeded order.
 
 use crate::ids::ItemKey;
+use crate::number::ShortNumber;
 use crate::random::seeded_rng;
 use rand::Rng;
 use std::num::NonZeroU64;
@@ -43,7 +44,7 @@ struct WeightedComponent {
 #[derive(Debug, Error, PartialEq)]
 pub enum ScheduleError {
     /// A weight is negative or not finite.
-    #[error("component {0} has the weight {1}; it must be finite and not negative")]
+    #[error("component {0} has the weight {number}; it must be finite and not negative", number = ShortNumber(*.1))]
     Weight(usize, f64),
     /// The weights add up to zero.
     #[error("the weights add up to 0: nothing would be trained")]

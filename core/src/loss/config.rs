@@ -2,6 +2,7 @@
 
 use super::Loss;
 use crate::choice::{variant, variant_names};
+use crate::number::ShortNumber;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -55,7 +56,7 @@ pub enum LossError {
         high: f64,
     },
     /// A weight is negative or not finite.
-    #[error("{key} must be a finite number of at least 0, got {value}")]
+    #[error("{key} must be a finite number of at least 0, got {}", ShortNumber(*value))]
     Weight {
         /// Name of the setting.
         key: &'static str,
