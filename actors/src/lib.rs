@@ -31,6 +31,7 @@ pub mod telemetry {
     pub mod activity;
     mod board;
     pub mod meters;
+    pub mod sample_waits;
     pub mod shadow_meter;
 
     pub use board::{StageBoard, StageSnapshot};

@@ -1,6 +1,10 @@
 //! Signals that request a stop or a report from the process.
 
 use anyhow::Context as _;
+use std::time::Duration;
+
+/// Signals within this time after a first one count as the same request.
+pub const ONE_ORDER: Duration = Duration::from_secs(1);
 
 /// The request that a signal stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 //! its [`Observer`](crate::pipeline::Observer). Names, labels and help texts are in [`minds_core::telemetry`]. Counters
 //! start at 0 for each value of their labels, so that `rate` sees the first event, too.
 
+use super::sample_waits::{SampleWait, SampleWaits};
 use crate::messages::{TrainingGroup, TrainingRollout};
 use crate::usage::usage_meter::UsageMeter;
 use minds_core::record::StepRecord;
@@ -121,6 +122,8 @@ instruments! {
     ServiceMeters {
         /// Why the run stopped waiting for the service, if it did.
         away: watch::Sender<Option<String>> = watch::Sender::new(None),
+        /// The sample requests that wait for their responses.
+        pub waits: SampleWaits = SampleWaits::default(),
     }
     seconds: HistogramVec = SERVICE_REQUEST_SECONDS,
     failures: IntCounterVec = SERVICE_FAILURES,
@@ -297,7 +300,8 @@ impl ServiceMeters {
     /// Records a request; it ends when the guard records its result or is dropped.
     pub(crate) fn enter(&self, operation: ServiceOperation) -> InFlightRequest {
         self.in_flight.with_label_values(&[operation.name()]).inc();
-        InFlightRequest { meters: self.clone(), operation }
+        let wait = (operation == ServiceOperation::Sample).then(|| self.waits.enter());
+        InFlightRequest { meters: self.clone(), operation, wait }
     }
 
     /// Records the samples of a response that have no tokens.
@@ -311,6 +315,7 @@ impl ServiceMeters {
 pub(crate) struct InFlightRequest {
     meters: ServiceMeters,
     operation: ServiceOperation,
+    wait: Option<SampleWait>,
 }
 
 impl InFlightRequest {
@@ -318,6 +323,9 @@ impl InFlightRequest {
     pub(crate) fn ended<T>(&self, result: &Result<T, BackendError>, took: Duration) {
         let operation = self.operation.name();
         self.meters.seconds.with_label_values(&[operation]).observe(took.as_secs_f64());
+        if let (Some(wait), Ok(_)) = (&self.wait, result) {
+            wait.answered(took);
+        }
         if let Err(BackendError::Away(why)) = result {
             self.meters.away.send_if_modified(|away| {
                 let first = away.is_none();

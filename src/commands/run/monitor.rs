@@ -3,7 +3,7 @@
 use super::retention::CheckpointRetention;
 use super::spending::Spending;
 use super::summary::{RunSummary, WINDOW, step_line};
-use crate::commands::signals::{SignalRequest, Signals};
+use crate::commands::signals::{ONE_ORDER, SignalRequest, Signals};
 use crate::commands::{eval, print_line};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::RunFolder;
@@ -16,6 +16,7 @@ use minds_stages::ledger::one_line;
 use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::{Pipeline, PipelineEvent};
 use minds_stages::remote::{BrokerError, Dispatcher};
+use minds_stages::telemetry::sample_waits::LateSampleNotice;
 use minds_stages::trainer::SavedCheckpoint;
 use minds_stages::usage::usage_meter::RequestStop;
 use std::sync::Arc;
@@ -34,9 +35,6 @@ const LONGEST_STOP: Duration = Duration::from_secs(10 * 60);
 /// Longest wait at the end of a run for requests in flight, so that nothing is left on the service.
 pub(super) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Signals within this time after a first one count as the same request.
-const ONE_ORDER: Duration = Duration::from_secs(1);
-
 /// Follows a pipeline until it ends.
 pub(super) struct RunMonitor<'a> {
     pub(super) pipeline: &'a mut Pipeline,
@@ -48,6 +46,8 @@ pub(super) struct RunMonitor<'a> {
     spending: Spending,
     /// Why the service is sent no further request, if that stops the run.
     request_stop: Option<RequestStop>,
+    /// When late sample requests are reported.
+    late: LateSampleNotice,
     begun: Instant,
     stopping: Option<Instant>,
 }
@@ -63,9 +63,19 @@ impl<'a> RunMonitor<'a> {
         spending: Spending,
     ) -> Self {
         let begun = Instant::now();
-        let request_stop = None;
-        let stopping = None;
-        Self { pipeline, folder, retention, view, bars, summary, spending, request_stop, begun, stopping }
+        Self {
+            pipeline,
+            folder,
+            retention,
+            view,
+            bars,
+            summary,
+            spending,
+            request_stop: None,
+            late: LateSampleNotice::default(),
+            begun,
+            stopping: None,
+        }
     }
 
     /// Runs until the pipeline has ended.
@@ -142,6 +152,14 @@ impl<'a> RunMonitor<'a> {
         }
     }
 
+    /// Reports sample requests that wait much longer than others did: the service may never answer them.
+    fn report_late_samples(&mut self) {
+        if let Some(late) = self.late.take(self.pipeline.observer().meters.service.waits.late()) {
+            tracing::warn!("{late}");
+            self.view.add_event(EventLevel::Warn, late.to_string());
+        }
+    }
+
     /// Runs until the pipeline has ended; returns the number of completed steps.
     async fn run_until_end(&mut self, limit: Option<Duration>) -> Result<u64, CommandError> {
         let mut signals = Signals::listen().or_exit(ProcessExit::Failed)?;
@@ -197,6 +215,7 @@ impl<'a> RunMonitor<'a> {
                 _ = ticks.tick() => {
                     self.spending.write(self.folder)?;
                     self.folder.check_rollouts().await.or_exit(ProcessExit::Failed)?;
+                    self.report_late_samples();
                     self.show_progress();
                 }
                 () = tokio::time::sleep_until(last_event + silence) => {
