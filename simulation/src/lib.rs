@@ -38,7 +38,7 @@ mod training;
 mod weights;
 
 pub use latency::SimulatedLatency;
-pub use numbered::{TrainedData, TrainedSample};
+pub use numbered::{TrainedData, TrainedSample, fewest_tokens};
 pub use options::{Delay, FaultWindow, PassTime, RequestHook, SampleHook, SimulatedFault, SimulationOptions};
 pub use request::{AdapterRequest, RequestProgress, ServiceRequest};
 pub use service::SimulatedService;

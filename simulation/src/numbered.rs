@@ -20,6 +20,8 @@ pub struct SampleRecord {
     pub oldest: u64,
     /// Number of optimizer steps of the newest weights that drew a token.
     pub newest: u64,
+    /// Optimizer steps of the weights that drew each token, summed over its tokens.
+    pub steps: u64,
     /// Whether the sample was in a pass with gradients.
     pub trained: bool,
 }
@@ -33,6 +35,8 @@ pub struct TrainedSample {
     pub tokens: u32,
     /// Optimizer steps between the oldest weights that drew a token of it and the weights that are trained.
     pub staleness: u64,
+    /// The same for each token and the weights that drew it, summed over its tokens.
+    pub token_staleness: u64,
     /// Whether it was in training data before.
     pub again: bool,
 }
@@ -102,6 +106,15 @@ impl SampleNumbers {
         })?;
         u64::try_from(scattered * self.restore % self.modulus).ok()
     }
+}
+
+/// Fewest tokens of a sample with its number in tokens of this alphabet: those of the number and one more.
+///
+/// # Panics
+/// If the alphabet has fewer than two tokens.
+#[must_use]
+pub fn fewest_tokens(alphabet: Range<Token>) -> usize {
+    SampleNumbers::new(alphabet).digits() + 1
 }
 
 /// The inverse of a number modulo another one, by the extended Euclidean algorithm; `None` if they share a divisor.

@@ -59,7 +59,8 @@ pub struct SimulationOptions {
     /// the prompt and on how many samples of it were requested before, not on the seed of a request: they are the same
     /// however a client divides samples into requests.
     pub numbered: bool,
-    /// Share of the sample requests and logprob queries that fail with a retryable error, from 0 to 1.
+    /// Share of the sample requests and logprob queries that fail with a retryable error, from 0 to 1. For sample requests,
+    /// at most what [`hangs`](Self::hangs) leaves of 1.
     pub failures: f64,
     /// Share of the sample requests that never get a response, from 0 to 1.
     pub hangs: f64,

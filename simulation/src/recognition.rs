@@ -60,6 +60,7 @@ impl SimulationState {
             && logprobs.get(..count)?.iter().all(|logprob| drawn.contains(logprob));
         let again = same.then(|| std::mem::replace(&mut self.records()[index].trained, true))?;
         let staleness = steps.saturating_sub(record.oldest);
-        Some(TrainedSample { number, tokens: record.tokens, staleness, again })
+        let token_staleness = (steps * u64::from(record.tokens)).saturating_sub(record.steps);
+        Some(TrainedSample { number, tokens: record.tokens, staleness, token_staleness, again })
     }
 }

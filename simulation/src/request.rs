@@ -30,6 +30,9 @@ pub enum RequestProgress {
     Failed,
     /// The request gets no response because of [`SimulationOptions::hangs`](crate::SimulationOptions::hangs).
     Hung,
+    /// This many samples of the response have a logprob that is not a number because of
+    /// [`SimulationOptions::not_finite`](crate::SimulationOptions::not_finite). `Answered` follows.
+    NotFinite(u64),
     /// The caller gave the request up before it was answered.
     Cancelled,
 }

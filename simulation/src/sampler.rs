@@ -5,7 +5,7 @@ use crate::request::{RequestProgress, ServiceRequest};
 use crate::state::{DrawKind, DrawTime, SimulationState};
 use crate::weights::SimulatedWeights;
 use async_trait::async_trait;
-use minds_core::ids::Token;
+use minds_core::ids::{PolicyVersion, Token};
 use minds_core::sampling::{
     Completion, SampleRequest, SampleResponse, Stop, StopReason, TargetLogprobs, TopK,
 };
@@ -28,6 +28,7 @@ impl SamplingBackend for SimulatedSampler {
         let (number, open) = state.accept(ServiceRequest::Sample(steps, &request));
         request.check().map_err(|error| BackendError::Rejected(error.to_string()))?;
         state.check_tokens(&request.prompt)?;
+        state.check_stops(&request.params.stop)?;
         let (key, before) = state.key_of_samples(&request.prompt, request.params.seed, request.num_samples);
         state.until_back().await;
 
@@ -40,7 +41,8 @@ impl SamplingBackend for SimulatedSampler {
         let times = (0..request.num_samples as u64).map(|n| delay + Duration::from_secs_f64(time(n)));
         let drawn = state.occupy(times).await;
         state.until_back().await;
-        if chance.random::<f64>() < options.failures {
+        // Of all requests, not only of those that do not hang.
+        if chance.random::<f64>() * (1.0 - options.hangs) < options.failures {
             return open.fail();
         }
 
@@ -67,6 +69,9 @@ impl SamplingBackend for SimulatedSampler {
             counts.not_finite += not_finite;
         });
         (options.on_sample)(number, &request, &mut sequences)?;
+        if not_finite > 0 {
+            open.progress(RequestProgress::NotFinite(not_finite));
+        }
         open.end(RequestProgress::Answered(0.0));
         let topk = request.topk_prompt_logprobs;
         let logprob = SimulationState::logprob(steps);
@@ -155,11 +160,11 @@ impl SimulatedSampler {
             }
             tokens.push(token);
         }
-        self.with_logprobs(Completion::new(tokens, Vec::new(), stop), request, drawn)
+        let weights = self.weights_of_tokens(drawn, tokens.len());
+        with_logprobs(Completion::new(tokens, Vec::new(), stop), request, &weights)
     }
 
-    /// Samples a numbered sample, whose last token is the first stop token if there is one. Other stop tokens are expected
-    /// outside the alphabet.
+    /// Samples a numbered sample, whose last token is the first stop token if there is one.
     fn numbered_completion(&self, request: &SampleRequest, drawn: DrawTime) -> Completion {
         let (most, length, ends) = self.limits(request, drawn);
         let length = length.max(self.state.numbers.digits() + 1);
@@ -170,34 +175,44 @@ impl SimulatedSampler {
         let number = records.len() as u64;
         let mut tokens = self.state.numbered_tokens(number, count - usize::from(last.is_some()));
         tokens.extend(last);
-        let [oldest, newest] = [0, count - 1].map(|token| self.weights.at(drawn.at(token, count)).0);
-        records.push(SampleRecord { tokens: count as u32, stop: last, oldest, newest, trained: false });
+        let weights = self.weights_of_tokens(drawn, count);
+        records.push(SampleRecord {
+            tokens: count as u32,
+            stop: last,
+            oldest: weights[0].0,
+            newest: weights[count - 1].0,
+            steps: weights.iter().map(|(steps, _)| steps).sum(),
+            trained: false,
+        });
         drop(records);
         let stop = if ended { StopReason::Stop } else { StopReason::Length };
-        self.with_logprobs(Completion::new(tokens, Vec::new(), stop), request, drawn)
+        with_logprobs(Completion::new(tokens, Vec::new(), stop), request, &weights)
     }
 
-    /// Adds the logprobs of the weights of each token's moment: tokens are drawn at equal intervals of the sample's time.
-    fn with_logprobs(
-        &self,
-        mut completion: Completion,
-        request: &SampleRequest,
-        drawn: DrawTime,
-    ) -> Completion {
-        let k = request.topk_sample_logprobs;
-        let count = completion.tokens.len();
-        let mut topk = Vec::new();
-        for token in 0..count {
-            let (steps, version) = self.weights.at(drawn.at(token, count));
-            let logprob = SimulationState::logprob(steps);
-            completion.logprobs.push(logprob);
-            if k > 0 {
-                topk.push(likely(k, logprob));
-            }
-            if let Some(version) = version {
-                completion.sampled_by(version);
-            }
-        }
-        Completion { topk: (k > 0).then_some(topk), ..completion }
+    /// The weights of each token's moment, as their optimizer steps and their name: tokens are drawn at equal intervals of
+    /// the sample's time.
+    fn weights_of_tokens(&self, drawn: DrawTime, count: usize) -> Vec<(u64, Option<PolicyVersion>)> {
+        (0..count).map(|token| self.weights.at(drawn.at(token, count))).collect()
     }
+}
+
+/// Adds the logprobs of the weights that drew each token.
+fn with_logprobs(
+    mut completion: Completion,
+    request: &SampleRequest,
+    weights: &[(u64, Option<PolicyVersion>)],
+) -> Completion {
+    let k = request.topk_sample_logprobs;
+    let mut topk = Vec::new();
+    for (steps, version) in weights {
+        let logprob = SimulationState::logprob(*steps);
+        completion.logprobs.push(logprob);
+        if k > 0 {
+            topk.push(likely(k, logprob));
+        }
+        if let Some(version) = version {
+            completion.sampled_by(*version);
+        }
+    }
+    Completion { topk: (k > 0).then_some(topk), ..completion }
 }

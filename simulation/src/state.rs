@@ -8,6 +8,7 @@ use crate::saved::SavedWeights;
 use futures::future::join_all;
 use minds_core::ids::Token;
 use minds_core::random::seeded_rng;
+use minds_core::sampling::Stop;
 use minds_core::service::BackendError;
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
@@ -15,6 +16,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, sleep};
+
+/// Longest time that a request takes, in seconds: 30 years. Factors and tails could make times that no clock has.
+pub const LONGEST: f64 = 1e9;
 
 /// Purpose of a random draw. Each kind has its own random stream.
 #[derive(Clone, Copy)]
@@ -147,6 +151,21 @@ impl SimulationState {
         }
     }
 
+    /// Rejects stop tokens that numbered samples consist of: these do not end there.
+    pub fn check_stops(&self, stop: &Stop) -> Result<(), BackendError> {
+        let (Stop::Tokens(stops), true) = (stop, self.options.numbered) else { return Ok(()) };
+        let alphabet = &self.options.alphabet;
+        match stops.iter().find(|stop| alphabet.contains(stop)) {
+            Some(stop) => Err(BackendError::Rejected(format!(
+                "{stop} is a stop token of the request and one of the tokens that samples of the simulated service \
+                 consist of, {} to {}: set `alphabet` in its file to tokens with no stop token between them",
+                alphabet.start,
+                alphabet.end - 1
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Changes the counts and returns the result of `change`.
     pub fn count<T>(&self, change: impl FnOnce(&mut ServiceCounts) -> T) -> T {
         let mut result = None;
@@ -201,9 +220,9 @@ impl SimulationState {
         seeded_rng(self.key(kind, case))
     }
 
-    /// Draws a latency in seconds, multiplied by [`Self::slowness`].
+    /// Draws a latency in seconds, multiplied by [`Self::slowness`] and at most [`LONGEST`].
     pub fn draw(&self, latency: &SimulatedLatency, kind: DrawKind, case: [u64; 2]) -> f64 {
-        self.slowness() * latency.draw(self.key(kind, case))
+        (self.slowness() * latency.draw(self.key(kind, case))).min(LONGEST)
     }
 
     /// Factor by which requests that start now take longer; 1 without a fault.
@@ -283,6 +302,11 @@ impl OpenRequest<'_> {
         self.state.count(|counts| counts.failed += 1);
         self.end(RequestProgress::Failed);
         Err(BackendError::Unavailable("scripted to fail".into()))
+    }
+
+    /// Reports progress that does not end the request.
+    pub fn progress(&self, progress: RequestProgress) {
+        self.state.report(self.request, progress);
     }
 
     /// Reports the end of the request.

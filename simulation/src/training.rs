@@ -4,7 +4,7 @@ use crate::options::PassTime;
 use crate::request::{AdapterRequest, RequestProgress, ServiceRequest};
 use crate::sampler::SimulatedSampler;
 use crate::saved::SavedWeights;
-use crate::state::{DrawKind, SimulationState, wait};
+use crate::state::{DrawKind, LONGEST, SimulationState, wait};
 use crate::weights::{Publications, SimulatedWeights};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -189,7 +189,8 @@ impl SimulationState {
                     PassTime::PerDatum { datum, token } => {
                         let first = if weights.gradients { 0.0 } else { whole };
                         let tokens: usize = data.iter().map(Datum::len).sum();
-                        first + self.slowness() * (datum * data.len() as f64 + token * tokens as f64)
+                        let rest = datum * data.len() as f64 + token * tokens as f64;
+                        (first + self.slowness() * rest).min(LONGEST)
                     }
                 }
             }

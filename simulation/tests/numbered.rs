@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use minds_core::datum::{Datum, LossInputs};
-use minds_core::ids::Token;
+use minds_core::ids::{PolicyVersion, Token};
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{Completion, SampleRequest, SamplingParams, Stop};
@@ -61,7 +61,10 @@ async fn a_trained_sample_is_recognized_with_its_staleness() {
     training.optim_step(AdamParams::default()).await.unwrap();
     train(&*training, vec![datum(&first.tokens, &first.logprobs), datum(&second.tokens, &second.logprobs)])
         .await;
-    let of = |number, staleness, again| TrainedSample { number, tokens: 12, staleness, again };
+    let of = |number, staleness, again| {
+        let token_staleness = 12 * staleness;
+        TrainedSample { number, tokens: 12, staleness, token_staleness, again }
+    };
     let expected = [
         TrainedData { data: 1, tokens: 14, samples: vec![of(1, 0, false)], unknown: 0 },
         TrainedData { data: 2, tokens: 28, samples: vec![of(0, 1, false), of(1, 1, true)], unknown: 0 },
@@ -164,4 +167,31 @@ async fn adapters_that_share_a_queue_take_turns() {
         futures::future::try_join_all(steps).await.unwrap();
         assert_eq!(begun.elapsed(), Duration::from_secs(seconds));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_token_of_a_sample_has_the_staleness_of_the_weights_that_drew_it() {
+    let seconds = SimulatedLatency::constant(12.0);
+    let (service, trained) = service(SimulationOptions { sample: seconds, ..SimulationOptions::default() });
+    let (training, sampler) = service.adapter_in_flight(0);
+    let first = sample(&*sampler).await;
+    let training_meanwhile = async {
+        // Tokens are drawn at 0, 1, … 11 s: seven of them before the weights are replaced.
+        tokio::time::sleep(Duration::from_millis(6500)).await;
+        train(&*training, vec![datum(&first.tokens, &first.logprobs)]).await;
+        training.optim_step(AdamParams::default()).await.unwrap();
+        training.publish_in_flight(PolicyVersion(1)).await.unwrap();
+    };
+    let (second, ()) = tokio::join!(sample(&*sampler), training_meanwhile);
+    assert_eq!([second.logprobs[6], second.logprobs[7]], [-1.0, -0.5]);
+    train(&*training, vec![datum(&second.tokens, &second.logprobs)]).await;
+    let of = |number, staleness, token_staleness| TrainedSample {
+        number,
+        tokens: 12,
+        staleness,
+        token_staleness,
+        again: false,
+    };
+    let samples: Vec<_> = trained.lock().unwrap().iter().flat_map(|data| data.samples.clone()).collect();
+    assert_eq!(samples, [of(0, 0, 0), of(1, 1, 7)]);
 }

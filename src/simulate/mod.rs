@@ -123,7 +123,10 @@ fn record(log: &EventLog, request: ServiceRequest<'_>, progress: RequestProgress
                 RequestProgress::Arrived => "sample",
                 RequestProgress::Hung => "hung",
                 RequestProgress::Answered(_) => "sampled",
-                RequestProgress::Begun | RequestProgress::Failed | RequestProgress::Cancelled => return,
+                RequestProgress::Begun
+                | RequestProgress::Failed
+                | RequestProgress::NotFinite(_)
+                | RequestProgress::Cancelled => return,
             };
             let seed = sample.params.seed.unwrap_or_default();
             let samples = sample.num_samples;

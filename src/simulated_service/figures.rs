@@ -43,11 +43,16 @@ pub struct TrafficFigures {
     pub changed: f64,
     /// Staleness of trained samples.
     pub staleness: StalenessHistogram,
+    /// Staleness of the tokens of trained samples, summed; those of samples that were trained again count again.
+    pub staleness_of_tokens: u64,
+    /// Number of these tokens.
+    pub stale_tokens: u64,
     /// Samples that were trained again.
     pub again: u64,
     /// Spans of training data that are no sample of the service.
     pub unknown: u64,
-    /// Sample requests that failed, hung or were given up, and faults of the server, by kind.
+    /// Sample requests that failed, hung or were given up, samples with a logprob that is not a number, and faults of the
+    /// server, by kind.
     pub faults: BTreeMap<&'static str, u64>,
 }
 

@@ -31,7 +31,10 @@ impl Traffic {
     /// Records the progress of a request.
     pub fn observe(&self, request: ServiceRequest<'_>, progress: RequestProgress) {
         match request {
-            ServiceRequest::Sample(version, sample) => self.sample(version, sample.num_samples, progress),
+            ServiceRequest::Sample(version, sample) => match progress {
+                RequestProgress::NotFinite(bad) => self.not_finite(version, bad),
+                _ => self.sample(version, sample.num_samples, progress),
+            },
             ServiceRequest::Logprobs(..) => self.query(progress),
             ServiceRequest::Adapter(_, adapter_request) => {
                 self.training(request.name(), adapter_request, progress);
@@ -48,7 +51,7 @@ impl Traffic {
             RequestProgress::Failed => ("failed", -(samples as isize)),
             RequestProgress::Cancelled => ("cancelled", -(samples as isize)),
             RequestProgress::Hung => ("hung", 0),
-            RequestProgress::Begun => return,
+            RequestProgress::NotFinite(_) | RequestProgress::Begun => return,
         };
         figures.change_in_flight(at, change);
         match progress {
@@ -64,6 +67,12 @@ impl Traffic {
             event,
             [("version", version.into()), ("samples", samples.into()), ("in_flight", in_flight.into())],
         );
+    }
+
+    /// Records samples with a logprob that is not a number.
+    fn not_finite(&self, version: u64, samples: u64) {
+        *self.figures.lock().faults.entry("not_finite").or_default() += samples;
+        self.log.record("not_finite", [("version", version.into()), ("samples", samples.into())]);
     }
 
     fn query(&self, progress: RequestProgress) {
@@ -118,12 +127,14 @@ impl Traffic {
             figures.now.trained += u64::from(!sample.again);
             figures.now.trained_tokens += u64::from(sample.tokens);
             figures.staleness.record(sample.staleness);
+            figures.staleness_of_tokens += sample.token_staleness;
+            figures.stale_tokens += u64::from(sample.tokens);
         }
         drop(figures);
         let samples: Vec<Value> = trained
             .samples
             .iter()
-            .map(|sample| json!([sample.number, sample.tokens, sample.staleness]))
+            .map(|sample| json!([sample.number, sample.tokens, sample.staleness, sample.token_staleness]))
             .collect();
         self.log.record(
             "trained",
