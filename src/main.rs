@@ -9,6 +9,7 @@ mod exit;
 mod init;
 mod progress;
 mod recommended;
+mod regular_file;
 mod run_folder;
 mod simulate;
 mod simulated_service;

@@ -4,6 +4,7 @@ use super::service::{ModelService, service};
 use crate::config::RunPlan;
 use crate::config::error::ConfigError;
 use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::regular_file;
 use anyhow::Context as _;
 use minds_core::usage::TokenPrices;
 use minds_models::{ModelCache, PRICE_LIST_URL};
@@ -68,7 +69,7 @@ pub fn prices(plan: &RunPlan, offline: bool) -> Result<ModelPrices, ConfigError>
     }
     let found = match &plan.budget.prices {
         Some(path) => {
-            let text = std::fs::read_to_string(path).context("cannot be read");
+            let text = regular_file::read_text(path).context("cannot be read");
             let prices = text
                 .and_then(|text| TokenPrices::in_list(&text, &plan.base_model).map_err(anyhow::Error::msg));
             match prices {

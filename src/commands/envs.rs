@@ -5,6 +5,7 @@ use crate::assemble::{self, StandaloneShadowTrainer};
 use crate::cli::{EnvArgs, EnvsCommand};
 use crate::config::{RunPlan, file, overrides};
 use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::regular_file;
 use anyhow::{Context as _, anyhow};
 use async_trait::async_trait;
 use minds_core::chat::{Message, Tokenizer};
@@ -26,6 +27,7 @@ use minds_stages::policy::LogprobOracle;
 use minds_stages::policy::QueryBudget;
 use serde_json::{Value, json};
 use std::io::Read as _;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::warn;
 
@@ -226,7 +228,7 @@ fn completion_text(written: &str) -> Result<String, CommandError> {
             read.context("--completion -: standard input is not text").or_exit(ProcessExit::Config)?;
             Ok(text)
         }
-        (_, Some(path)) => std::fs::read_to_string(path)
+        (_, Some(path)) => regular_file::read_text(Path::new(path))
             .with_context(|| format!("--completion {written}: failed to read {path}"))
             .or_exit(ProcessExit::Config),
         (text, None) => Ok(text.to_owned()),

@@ -3,6 +3,7 @@
 use super::error::KeyProblem;
 use super::file::BudgetConfig;
 use super::service::ServicePlan;
+use minds_core::number::ShortNumber;
 use std::path::PathBuf;
 
 /// Cap of a run and source of its prices.
@@ -22,7 +23,10 @@ impl BudgetPlan {
     pub(super) fn decide(budget: &BudgetConfig, service: &ServicePlan) -> Result<Self, KeyProblem> {
         let BudgetConfig { max_usd, prices } = budget.clone();
         if let Some(usd) = max_usd.filter(|usd| !(usd.is_finite() && *usd > 0.0)) {
-            return Err(KeyProblem::new("budget.max_usd", format!("is {usd}; it must be above 0")));
+            return Err(KeyProblem::new(
+                "budget.max_usd",
+                format!("is {}; it must be above 0", ShortNumber(usd)),
+            ));
         }
         if max_usd.is_some() && service.engine().is_some() {
             let problem = "has no effect on the embedded engine, which bills nothing: leave it out";

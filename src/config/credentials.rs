@@ -2,6 +2,7 @@
 
 use super::error::KeyProblem;
 use super::variables::ProcessVariables;
+use crate::regular_file;
 use minds_tinker::client::Secret;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -35,7 +36,7 @@ pub(super) fn stored_key(variables: &ProcessVariables) -> Result<Option<Secret>,
             format!("needs a key, and {path} {problem}: run `tinker auth login`, or set TINKER_API_KEY");
         KeyProblem::new("tinker.base_url", problem)
     };
-    let text = match std::fs::read_to_string(&path) {
+    let text = match regular_file::read_text(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(wrong(&format!("cannot be read ({})", error.kind()))),

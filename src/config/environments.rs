@@ -1,7 +1,7 @@
 //! The environments of a config: their names, their shares, and how Python packages are run.
 
 use super::choice::chosen;
-use super::error::{KeyProblem, at_most, ensure};
+use super::error::{KeyProblem, at_most, ensure_number};
 use super::file::{ConfigFile, EnvConfig};
 use super::pipeline;
 use super::supervised::{self, DemonstrationPlan};
@@ -105,7 +105,7 @@ fn environment(file: &ConfigFile, key: String, env: &EnvConfig) -> Result<EnvPla
     }
     let weight = env.weight.unwrap_or(1.0);
     let holds = weight.is_finite() && weight >= 0.0;
-    ensure(format!("{key}.weight"), weight, holds, "be finite and not negative")?;
+    ensure_number(format!("{key}.weight"), weight, holds, "be finite and not negative")?;
     let evaluate_every = env.eval_every;
     if evaluate_every.is_some() && weight > 0.0 && file.sft.is_none() {
         let problem = "has no effect on an environment that is trained: only those of weight 0 are evaluated";

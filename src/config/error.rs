@@ -1,5 +1,6 @@
 //! Errors of a config. Each names the place of the value, the key, the value and what would be valid.
 
+use minds_core::number::ShortNumber;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -51,6 +52,16 @@ pub(super) fn ensure<T: fmt::Display>(
     if holds { Ok(value) } else { Err(KeyProblem::new(key, format!("is {value}; it must {must}"))) }
 }
 
+/// The number, if the condition holds that it `must` meet.
+pub(super) fn ensure_number(
+    key: impl Into<String>,
+    number: f64,
+    holds: bool,
+    must: impl fmt::Display,
+) -> Result<f64, KeyProblem> {
+    ensure(key, ShortNumber(number), holds, must).map(|number| number.0)
+}
+
 /// The value, if it is not above `most`.
 pub(super) fn at_most<T: fmt::Display + PartialOrd>(
     key: impl Into<String>,
@@ -59,6 +70,19 @@ pub(super) fn at_most<T: fmt::Display + PartialOrd>(
 ) -> Result<T, KeyProblem> {
     let holds = value <= most;
     ensure(key, value, holds, format_args!("be at most {most}"))
+}
+
+/// Refuses shares of the same requests that are together above 1, and names the largest.
+pub(super) fn at_most_whole(shares: &[(&str, f64)]) -> Result<(), KeyProblem> {
+    let whole: f64 = shares.iter().map(|(_, share)| share).sum();
+    let largest = shares.iter().max_by(|one, other| one.1.total_cmp(&other.1));
+    // Decimal shares that are exactly 1 need not be so as binary numbers.
+    let Some((key, share)) = largest.filter(|_| whole > 1.0 + 1e-9) else { return Ok(()) };
+    let others: Vec<String> =
+        shares.iter().filter(|(other, _)| other != key).map(|(other, _)| format!("`{other}`")).collect();
+    let problem =
+        format!("is {share}, together with {} {whole:.3}; they must be at most 1", others.join(" and "));
+    Err(KeyProblem::new(*key, problem))
 }
 
 /// A line of a file with a part of it underlined.

@@ -1,6 +1,7 @@
 //! Times of the scripted service of `simulate`: constant, or drawn from a distribution.
 
 use super::choice::{Choice, chosen};
+use minds_core::number::ShortNumber;
 use minds_simulation::SimulatedLatency;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -36,12 +37,14 @@ impl LatencySetting {
     fn decide(table: &LatencyTable) -> Result<Self, String> {
         let mean = table.mean;
         if !(0.0..=MOST_SECONDS).contains(&mean) {
-            return Err(format!("is {mean} s; it must lie between 0 and {MOST_SECONDS}"));
+            return Err(format!("is {} s; it must lie between 0 and {MOST_SECONDS}", ShortNumber(mean)));
         }
         let tail_share = table.tail_share.unwrap_or(0.0);
         let tail_factor = table.tail_factor.unwrap_or(10.0);
         if !(0.0..=1.0).contains(&tail_share) || !(0.0..=MOST_SECONDS).contains(&tail_factor) {
-            return Err("needs a `tail_share` in [0, 1] and a `tail_factor` that is not negative".into());
+            return Err(format!(
+                "needs a `tail_share` in [0, 1] and a `tail_factor` between 0 and {MOST_SECONDS}"
+            ));
         }
         let latency = match (chosen(table.spread), table.sigma) {
             (DistributionKind::Constant, None) => SimulatedLatency::constant(mean),
@@ -49,6 +52,7 @@ impl LatencySetting {
             (DistributionKind::Lognormal, sigma) => {
                 let sigma = sigma.unwrap_or(1.0);
                 if !(0.0..=4.0).contains(&sigma) {
+                    let sigma = ShortNumber(sigma);
                     return Err(format!("has a `sigma` of {sigma}; it must lie between 0 and 4"));
                 }
                 SimulatedLatency::lognormal(mean, sigma)

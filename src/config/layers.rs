@@ -5,7 +5,9 @@ use super::file::ConfigFile;
 use super::locations::{ConfigLocations, is_secret};
 use super::variables::ProcessVariables;
 use super::{overrides, schema, stages};
-use crate::cli;
+use crate::{cli, regular_file};
+use minds_core::number::ShortNumber;
+use serde::de::DeserializeOwned;
 use serde_path_to_error::deserialize;
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -22,14 +24,14 @@ pub(super) fn read(
     command: &cli::RunArgs,
     variables: &ProcessVariables,
 ) -> Result<(ConfigFile, ConfigLocations), ConfigError> {
-    let (mut table, mut locations) = parse(&command.config)?;
+    let (mut table, mut locations) = document(&command.config)?;
     stages::choose(&mut table, command.stage.as_deref(), &mut locations)?;
     variables.apply(&mut table, &mut locations)?;
     for set in &command.set {
         let key = overrides::apply(&mut table, set)?;
         locations.give(&key, overrides::shown(set));
     }
-    let mut file = typed(table, &locations)?;
+    let mut file: ConfigFile = typed(table, &locations, &schema::schema_of_one_run())?;
     if let Some(steps) = command.max_steps {
         locations.give("trainer.total_batches", "--max-steps");
         let at_least_one = NonZeroU64::new(steps);
@@ -60,22 +62,29 @@ pub(super) fn read(
     Ok((file, locations))
 }
 
-/// Reads a file as TOML.
+/// Reads a TOML file, with where each value is written.
 ///
 /// # Errors
-/// It cannot be read, or is not valid TOML.
-pub(super) fn parse(path: &Path) -> Result<(toml::Table, ConfigLocations), ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+/// The file cannot be read, or is not valid TOML.
+pub(super) fn document(path: &Path) -> Result<(toml::Table, ConfigLocations), ConfigError> {
+    let text =
+        regular_file::read_text(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
     let locations = ConfigLocations::new(path.display().to_string(), &text);
     DeTable::parse(&text).map_err(|error| locations.syntax(&error))?;
     let table = text.parse().map_err(|error| locations.syntax(&error))?;
     Ok((table, locations))
 }
 
-/// Deserializes the table; unknown keys and wrong types are errors.
-fn typed(table: toml::Table, locations: &ConfigLocations) -> Result<ConfigFile, ConfigError> {
-    if let Some((key, message)) = schema::unknown_key(&table) {
+/// Deserializes the table of a type with this schema; unknown keys and wrong types are errors.
+///
+/// # Errors
+/// Names the first key that is unknown or has a value of the wrong type.
+pub(super) fn typed<T: DeserializeOwned>(
+    table: toml::Table,
+    locations: &ConfigLocations,
+    schema: &serde_json::Value,
+) -> Result<T, ConfigError> {
+    if let Some((key, message)) = schema::unknown_key(schema, &table) {
         return Err(locations.unknown(&key, message));
     }
     let table = toml::Value::Table(table);
@@ -130,6 +139,7 @@ fn show(value: &toml::Value) -> String {
     match value {
         toml::Value::Table(_) => "a table".into(),
         toml::Value::Array(_) => "a list".into(),
+        toml::Value::Float(number) => ShortNumber(*number).to_string(),
         other => {
             let text = other.to_string();
             match text.char_indices().nth(LONGEST_VALUE) {
@@ -159,7 +169,8 @@ mod tests {
     use super::*;
 
     fn complaint(text: &str) -> String {
-        typed(text.parse().unwrap(), &ConfigLocations::new("x.toml".into(), text)).unwrap_err().to_string()
+        let locations = ConfigLocations::new("x.toml".into(), text);
+        typed::<ConfigFile>(text.parse().unwrap(), &locations, &schema::schema()).unwrap_err().to_string()
     }
 
     #[test]
@@ -190,6 +201,7 @@ mod tests {
                 "[simulate]\nsample = { mean = 1, spread = 'even' }",
                 "x.toml:2:31: `simulate.sample.spread` is \"even\"; it must be one of: constant, exponential, lognormal",
             ),
+            ("[trainer]\nseed = 1e300", "`trainer.seed` is 1e300; it must be a non-negative whole number"),
             (
                 "[trainer]\nstaleness = 'hope'",
                 "x.toml:2:13: `trainer.staleness` is \"hope\"; it must be one of: wait, drop",

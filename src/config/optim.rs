@@ -1,8 +1,9 @@
 //! The `[optim]` table, and the learning rate of `[trainer]`.
 
 use super::choice::chosen;
-use super::error::{KeyProblem, ensure};
+use super::error::{KeyProblem, ensure_number};
 use super::file::{ConfigFile, OptimConfig};
+use minds_core::number::ShortNumber;
 use minds_core::optim::{AdamParams, LearningRateDecay, LearningRateSchedule};
 
 /// Twice the largest jump above the norms before that was seen in any step of the shipped configs (docs/learning.md).
@@ -25,17 +26,16 @@ pub(super) fn adam(file: &ConfigFile) -> Result<AdamParams, KeyProblem> {
     };
     adam.check().map_err(|error| {
         let table = if error.key == "learning_rate" { "trainer" } else { "optim" };
-        let problem = format!("is {}; it must {}", error.value, error.must);
+        let problem = format!("is {}; it must {}", ShortNumber(error.value), error.must);
         KeyProblem::new(format!("{table}.{}", error.key), problem)
     })?;
     bounded("trainer.learning_rate", adam.learning_rate, MOST_RATE)?;
     Ok(adam)
 }
 
-/// The number, if it is at most `most`. It is written in few digits, however large.
+/// The number, if it is at most `most`.
 pub(super) fn bounded(key: &str, value: f64, most: f64) -> Result<f64, KeyProblem> {
-    ensure(key, format!("{value:?}"), value <= most, format_args!("be at most {most}"))?;
-    Ok(value)
+    ensure_number(key, value, value <= most, format_args!("be at most {most}"))
 }
 
 /// How the step size changes over the run.
@@ -43,7 +43,7 @@ pub(super) fn schedule(optim: &OptimConfig) -> Result<LearningRateSchedule, KeyP
     let decay = chosen(optim.lr_schedule);
     let floor = optim.lr_floor.unwrap_or(0.0);
     let must = "lie in [0, 1]: a share of the learning rate";
-    ensure("optim.lr_floor", floor, (0.0..=1.0).contains(&floor), must)?;
+    ensure_number("optim.lr_floor", floor, (0.0..=1.0).contains(&floor), must)?;
     if floor > 0.0 && decay == LearningRateDecay::Constant {
         return Err(KeyProblem::new("optim.lr_floor", "has no effect without `optim.lr_schedule`"));
     }
@@ -64,7 +64,7 @@ pub(super) fn clip_multiple(optim: &OptimConfig) -> Result<f64, KeyProblem> {
         (Some(multiple), None) => {
             // Below 1 each step would shrink the next one's limit.
             let holds = multiple == 0.0 || (multiple >= 1.0 && multiple.is_finite());
-            ensure(key, multiple, holds, "be at least 1, or 0 for no limit")
+            ensure_number(key, multiple, holds, "be at least 1, or 0 for no limit")
         }
     }
 }

@@ -7,6 +7,7 @@ use super::file::{ScorerConfig, ShadowConfig};
 use super::nats::Transport;
 use super::optim::{MOST_RATE, bounded};
 use minds_core::lora::LoraSpec;
+use minds_core::number::ShortNumber;
 use minds_core::optim::AdamParams;
 use minds_stages::policy::QueryLimits;
 use minds_stages::service::retry::Retry;
@@ -86,7 +87,7 @@ pub(super) fn shadow(
     let adapters = shadow.adapters.unwrap_or(NonZeroUsize::MIN);
     let adam = AdamParams { learning_rate: shadow.learning_rate.unwrap_or(1e-3), ..AdamParams::default() };
     adam.check().map_err(|error| {
-        let problem = format!("is {}; it must {}", error.value, error.must);
+        let problem = format!("is {}; it must {}", ShortNumber(error.value), error.must);
         KeyProblem::new("shadow.learning_rate", problem)
     })?;
     bounded("shadow.learning_rate", adam.learning_rate, MOST_RATE)?;

@@ -9,10 +9,20 @@ use super::overrides;
 use super::stages::STAGES;
 use minds_environments::native;
 use minds_environments::render;
+use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-/// The schema, draft 2020-12.
+/// The schema of a type, draft 2020-12.
+#[must_use]
+pub(super) fn schema_of<T: JsonSchema>() -> Value {
+    let generator = SchemaSettings::draft2020_12().into_generator();
+    let mut schema = generator.into_root_schema_for::<T>().to_value();
+    tidy(&mut schema);
+    schema
+}
+
+/// The schema of a config.
 #[must_use]
 pub fn schema() -> Value {
     let mut schema = schema_of_one_run();
@@ -21,10 +31,8 @@ pub fn schema() -> Value {
 }
 
 /// The same without stages, whose keys are those of a run.
-fn schema_of_one_run() -> Value {
-    let generator = SchemaSettings::draft2020_12().into_generator();
-    let mut schema = generator.into_root_schema_for::<ConfigFile>().to_value();
-    tidy(&mut schema);
+pub(super) fn schema_of_one_run() -> Value {
+    let mut schema = schema_of::<ConfigFile>();
     schema["title"] = "A config of minds-actors".into();
     let ids: Vec<&str> = native::list().iter().map(|info| info.id).collect();
     schema["$defs"]["EnvConfig"]["properties"]["id"]["examples"] = ids.into();
@@ -97,12 +105,10 @@ fn add_other_names(schema: &mut Value) {
     }
 }
 
-/// The first unknown key of the table, with its error message.
+/// The first key of the table that a schema does not know, with its error message.
 #[must_use]
-pub(super) fn unknown_key(table: &toml::Table) -> Option<(String, String)> {
-    let schema = schema_of_one_run();
-    let keys = SchemaKeys { schema: &schema };
-    keys.unknown(&schema, "", table)
+pub(super) fn unknown_key(schema: &Value, table: &toml::Table) -> Option<(String, String)> {
+    SchemaKeys { schema }.unknown(schema, "", table)
 }
 
 /// The keys that a schema allows.
@@ -191,7 +197,10 @@ impl<'a> SchemaKeys<'a> {
 /// The header of a table in a file.
 fn header(path: &str) -> String {
     let name = path.split('[').next().unwrap_or_default();
-    if name == "envs" || name == "simulate.faults" { format!("[[{name}]]") } else { format!("[{name}]") }
+    match name {
+        "envs" | "simulate.faults" | "faults" | "outages" => format!("[[{name}]]"),
+        _ => format!("[{name}]"),
+    }
 }
 
 #[cfg(test)]
@@ -199,7 +208,7 @@ mod tests {
     use super::*;
 
     fn complaint(text: &str) -> (String, String) {
-        unknown_key(&text.parse().unwrap()).expect(text)
+        unknown_key(&schema(), &text.parse().unwrap()).expect(text)
     }
 
     #[test]
@@ -227,7 +236,7 @@ mod tests {
             assert!(message.contains(words), "{text}: {message}");
         }
         for text in ["[env.args]\nanything = 1", "[trainer]\nbatch_size = 4", "simulate.sample = 3"] {
-            assert_eq!(unknown_key(&text.parse().unwrap()), None, "{text}");
+            assert_eq!(unknown_key(&schema(), &text.parse().unwrap()), None, "{text}");
         }
     }
 

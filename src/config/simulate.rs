@@ -1,9 +1,10 @@
 //! The `[simulate]` table: behavior of a scripted service and scripted rewards.
 
 use super::choice::Choice;
-use super::error::{KeyProblem, at_most, ensure};
+use super::error::{KeyProblem, at_most, at_most_whole, ensure_number};
 use super::latency::{LatencySetting, MOST_SECONDS};
 use super::nats::Transport;
+use minds_core::number::ShortNumber;
 use minds_simulation::{FaultWindow, PassTime, SimulatedFault, SimulationOptions};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -97,8 +98,9 @@ impl SimulatePlan {
             ("not_finite", self.not_finite),
             ("missing", self.missing),
         ] {
-            ensure(format!("simulate.{key}"), share, (0.0..1.0).contains(&share), "lie in [0, 1)")?;
+            ensure_number(format!("simulate.{key}"), share, (0.0..1.0).contains(&share), "lie in [0, 1)")?;
         }
+        at_most_whole(&[("simulate.hangs", self.hangs), ("simulate.failures", self.failures)])?;
         match transport {
             Transport::Local => self.check_local(),
             Transport::Nats => Ok(()),
@@ -169,7 +171,7 @@ pub enum FaultSetting {
 
 impl FaultSetting {
     /// The fault, if it is one of the service.
-    pub(super) fn of_service(&self) -> Option<FaultWindow> {
+    fn of_service(&self) -> Option<FaultWindow> {
         match self {
             Self::Service(window) => Some(*window),
             Self::Workers(_) => None,
@@ -217,31 +219,100 @@ impl TryFrom<FaultTable> for FaultSetting {
     type Error = String;
 
     fn try_from(written: FaultTable) -> Result<Self, String> {
-        let number = |key: &str, number: f64| {
-            let problem = || format!("has `{key}` = {number}; it must lie between 0 and {MOST_SECONDS}");
-            (0.0..=MOST_SECONDS).contains(&number).then_some(number).ok_or_else(problem)
-        };
-        let at = Duration::from_secs_f64(number("at_s", written.at_s)?);
-        let until = at + Duration::from_secs_f64(number("for_s", written.for_s)?);
+        let [at, until] = window(written.at_s, written.for_s)?;
         let FaultTable { factor, left, .. } = written;
-        if factor.is_some() && !matches!(written.what.0, FaultKind::Slow) {
-            return Err("has a `factor`, which is for what = \"slow\"".into());
-        }
         if left.is_some() && !matches!(written.what.0, FaultKind::Workers) {
             return Err("has a `left`, which is for what = \"workers\"".into());
         }
-        let window = |fault| Self::Service(FaultWindow { at, until, fault });
-        Ok(match written.what.0 {
-            FaultKind::Away => window(SimulatedFault::Away),
-            FaultKind::Slow => window(SimulatedFault::Slow(number("factor", factor.unwrap_or(10.0))?)),
+        let kind = match written.what.0 {
+            FaultKind::Away => ServiceFaultKind::Away,
+            FaultKind::Slow => ServiceFaultKind::Slow,
             FaultKind::Workers => {
+                no_factor(factor)?;
                 let left = left.unwrap_or(0.0);
                 if !(0.0..1.0).contains(&left) {
-                    return Err(format!("has `left` = {left}; it must lie in [0, 1)"));
+                    return Err(format!("has `left` = {}; it must lie in [0, 1)", ShortNumber(left)));
                 }
-                Self::Workers(WorkerLoss { at, until, left })
+                return Ok(Self::Workers(WorkerLoss { at, until, left }));
             }
-        })
+        };
+        Ok(Self::Service(FaultWindow { at, until, fault: kind.fault(factor)? }))
+    }
+}
+
+/// The start and the end of a window.
+fn window(at_s: f64, for_s: f64) -> Result<[Duration; 2], String> {
+    let seconds = |key: &str, seconds: f64| match (0.0..=MOST_SECONDS).contains(&seconds) {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => {
+            let seconds = ShortNumber(seconds);
+            Err(format!("has `{key}` = {seconds}; it must lie between 0 and {MOST_SECONDS}"))
+        }
+    };
+    let at = seconds("at_s", at_s)?;
+    Ok([at, at + seconds("for_s", for_s)?])
+}
+
+fn no_factor(factor: Option<f64>) -> Result<(), String> {
+    match factor {
+        Some(_) => Err("has a `factor`, which is for what = \"slow\"".into()),
+        None => Ok(()),
+    }
+}
+
+/// A fault of the service during a window of time, as a file of `serve --simulated` sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "ServiceFaultTable")]
+pub struct ServiceFaultSetting(pub FaultWindow);
+
+/// A `[[faults]]` table of such a file, with times in seconds.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ServiceFaultTable {
+    /// Start of the fault, in seconds from the start of the service.
+    at_s: f64,
+    /// Seconds that the fault lasts.
+    for_s: f64,
+    /// Kind of the fault.
+    what: Choice<ServiceFaultKind>,
+    /// Factor by which a slow service takes longer.
+    factor: Option<f64>,
+}
+
+/// Kind of a fault of the service, as configs name it.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ServiceFaultKind {
+    Away,
+    Slow,
+}
+
+impl ServiceFaultKind {
+    /// The fault with this factor, which only a slow service has.
+    fn fault(self, factor: Option<f64>) -> Result<SimulatedFault, String> {
+        match (self, factor) {
+            (Self::Away, _) => no_factor(factor).map(|()| SimulatedFault::Away),
+            (Self::Slow, None) => {
+                Err("needs a `factor`: how many times as long requests take while the service is slow".into())
+            }
+            (Self::Slow, Some(factor)) if (1.0..=MOST_SECONDS).contains(&factor) => {
+                Ok(SimulatedFault::Slow(factor))
+            }
+            (Self::Slow, Some(factor)) => {
+                let factor = ShortNumber(factor);
+                Err(format!("has `factor` = {factor}; it must lie between 1 and {MOST_SECONDS}"))
+            }
+        }
+    }
+}
+
+impl TryFrom<ServiceFaultTable> for ServiceFaultSetting {
+    type Error = String;
+
+    fn try_from(written: ServiceFaultTable) -> Result<Self, String> {
+        let [at, until] = window(written.at_s, written.for_s)?;
+        let fault = written.what.0.fault(written.factor)?;
+        Ok(Self(FaultWindow { at, until, fault }))
     }
 }
 
@@ -275,6 +346,10 @@ mod tests {
             ("simulate.faults[0]", "faults = [{ at_s = 1, for_s = 1, what = \"away\", factor = 2 }]"),
             ("simulate.faults[0]", "faults = [{ at_s = 1, for_s = 1, what = \"slow\", left = 0.5 }]"),
             ("simulate.faults[0]", "faults = [{ at_s = 1, for_s = 1, what = \"workers\", left = 1 }]"),
+            ("simulate.faults[0]", "faults = [{ at_s = 1, for_s = 1, what = \"workers\", factor = 2 }]"),
+            ("simulate.faults[0]", "faults = [{ at_s = 1, for_s = 1, what = \"slow\" }]"),
+            ("simulate.faults[0]", "faults = [{ at_s = 1, for_s = 1, what = \"slow\", factor = 0.5 }]"),
+            ("simulate.failures", "failures = 0.6\nhangs = 0.5"),
             ("simulate.workers", "workers = 0"),
             ("simulate.workers", "workers = 1000001\n[scorer]\ntransport = \"nats\""),
             ("simulate.broker_delay", "broker_delay = -1"),

@@ -1,23 +1,37 @@
 //! The file of `serve --simulated`: the model that a scripted service announces, its times, capacities and faults.
 
+use super::error::{ConfigError, KeyProblem, at_most, at_most_whole, ensure, ensure_number};
 use super::latency::{LatencySetting, MOST_SECONDS};
-use super::simulate::FaultSetting;
-use anyhow::{Context as _, anyhow, ensure};
+use super::layers::{document, typed};
+use super::schema::schema_of;
+use super::simulate::{ServiceFaultSetting, ServiceFaultTable};
+use minds_core::chat::Tokenizer as _;
 use minds_core::ids::Token;
 use minds_core::service::ServiceInfo;
-use minds_models::TINY_RANDOM;
+use minds_models::{ByteTokenizer, TINY_RANDOM};
 use minds_simulation::{PassTime, SimulationOptions};
+use schemars::JsonSchema;
 use serde::Deserialize;
-use std::fs;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
 /// What the official SDK takes if a server does not say it.
 const MAX_SAMPLE_REQUESTS: NonZeroUsize = NonZeroUsize::new(2000).expect("2000 is not 0");
 
+/// Most pending requests, and connections that fetch their results: clients request samples in great numbers at once.
+pub const MOST_REQUESTS: NonZeroUsize = NonZeroUsize::new(1 << 20).expect("2^20 is not 0");
+
+/// Largest vocabulary, 64 times that of the largest models.
+const MOST_VOCAB: usize = 1 << 24;
+/// Longest context in tokens.
+const MOST_CONTEXT: usize = 100_000_000;
+/// Most steps that a summary leaves out at each end.
+const MOST_STEPS: usize = 1_000_000;
+
 /// Behavior of a scripted service. Keys that `[simulate]` has too mean the same here.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SimulatedServiceFile {
     /// The model that the service announces. Clients need its tokenizer.
@@ -75,13 +89,14 @@ pub struct SimulatedServiceFile {
     /// Share of all requests whose connections break in the middle of the response.
     pub resets: f64,
     /// Time windows in which the service does not answer or is slow.
-    pub faults: Vec<FaultSetting>,
+    #[schemars(with = "Vec<ServiceFaultTable>")]
+    pub faults: Vec<ServiceFaultSetting>,
     /// Time windows in which every request is refused with status 503.
     pub outages: Vec<OutageWindow>,
 }
 
 /// A time window in which every request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OutageWindow {
     /// Start of the window, in seconds from the start of the service.
@@ -130,50 +145,70 @@ impl SimulatedServiceFile {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// The file cannot be read, is not valid TOML, or has a key or a value that is not valid; the error names it.
-    pub fn load(path: &Path) -> anyhow::Result<Self> {
-        let text = fs::read_to_string(path)
-            .with_context(|| format!("failed to read the simulated service {}", path.display()))?;
-        let file: Self = toml::from_str(&text).map_err(|error| anyhow!("{}: {error}", path.display()))?;
-        file.check().with_context(|| path.display().to_string())?;
+    /// The file cannot be read, is not valid TOML, or has a key or a value that is not valid; the error names the line.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let (table, locations) = document(path)?;
+        let file: Self = typed(table, &locations, &schema_of::<Self>())?;
+        file.check().map_err(|wrong| locations.wrong(&wrong.key, wrong.problem))?;
         Ok(file)
     }
 
-    fn check(&self) -> anyhow::Result<()> {
-        let [first, last] = self.alphabet;
-        ensure!(
-            first < last && (last as usize) < self.vocab,
-            "`alphabet` is [{first}, {last}]; it must be two tokens of the {} in the vocabulary, the first one smaller",
-            self.vocab
-        );
-        ensure!(self.tokens > 0, "`tokens` is 0; it must be at least 1");
-        for (key, share) in self.shares() {
-            ensure!((0.0..1.0).contains(&share), "`{key}` is {share}; it must lie in [0, 1)");
-        }
-        let times = [("datum_s", self.datum_s), ("token_s", self.token_s), ("cycle_s", self.cycle_s)];
-        let outages = self
-            .outages
-            .iter()
-            .flat_map(|outage| [("outages.at_s", outage.at_s), ("outages.for_s", outage.for_s)]);
-        for (key, seconds) in times.into_iter().chain(outages) {
-            let holds = (0.0..=MOST_SECONDS).contains(&seconds);
-            ensure!(holds, "`{key}` is {seconds}; it must lie between 0 and {MOST_SECONDS}");
-        }
-        if let Some(rate) = self.tokens_per_second {
-            ensure!(
-                rate > 0.0 && rate <= MOST_SECONDS,
-                "`tokens_per_second` is {rate}; it must be above 0 and at most {MOST_SECONDS}"
-            );
-        }
-        ensure!(
-            self.faults.iter().all(|fault| fault.of_service().is_some()),
-            "`faults` has what = \"workers\", which only `minds-actors simulate` can do"
-        );
+    fn check(&self) -> Result<(), KeyProblem> {
+        self.check_model()?;
+        self.check_shares()?;
+        self.check_times()?;
+        at_most("max_sample_requests", self.max_sample_requests, MOST_REQUESTS)?;
+        at_most("warm_up_steps", self.warm_up_steps, MOST_STEPS)?;
+        at_most("cool_down_steps", self.cool_down_steps, MOST_STEPS)?;
         Ok(())
     }
 
-    fn shares(&self) -> [(&'static str, f64); 7] {
-        [
+    /// Refuses sizes that no model has, and samples that would not fit into them.
+    fn check_model(&self) -> Result<(), KeyProblem> {
+        if self.base_model.trim().is_empty() {
+            let problem = "is empty: name the model whose tokenizer clients load, such as `tiny-random`";
+            return Err(KeyProblem::new("base_model", problem));
+        }
+        let vocab = self.vocab;
+        ensure(
+            "vocab",
+            vocab,
+            (2..=MOST_VOCAB).contains(&vocab),
+            format_args!("lie between 2 and {MOST_VOCAB}"),
+        )?;
+        self.check_alphabet()?;
+        let least = minds_simulation::fewest_tokens(self.alphabet()) + 1;
+        let must = format_args!(
+            "lie between {least}, which one token of a prompt and the shortest sample need, and {MOST_CONTEXT}"
+        );
+        ensure("context", self.context, (least..=MOST_CONTEXT).contains(&self.context), must)?;
+        let fits = (1..=self.context).contains(&self.tokens);
+        let must = format_args!("lie between 1 and `context`, which is {}", self.context);
+        ensure("tokens", self.tokens, fits, must)?;
+        Ok(())
+    }
+
+    fn check_alphabet(&self) -> Result<(), KeyProblem> {
+        let [first, last] = self.alphabet;
+        let problem = if first >= last {
+            Some("the first token must be smaller than the last one".to_owned())
+        } else if last as usize >= self.vocab {
+            Some(format!("both tokens must be below `vocab`, which is {}", self.vocab))
+        } else {
+            // Tokenizers of other models are not read here: their stop tokens are refused in requests.
+            let stops = (self.base_model == TINY_RANDOM).then(|| ByteTokenizer.stop_tokens());
+            let stop = stops.into_iter().flatten().find(|stop| self.alphabet().contains(stop));
+            stop.map(|stop| format!("no stop token may lie between them, and {stop} is one of {TINY_RANDOM}"))
+        };
+        match problem {
+            Some(problem) => Err(KeyProblem::new("alphabet", format!("is [{first}, {last}]; {problem}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses shares that are none, and those of the faults of one request that are together above 1.
+    fn check_shares(&self) -> Result<(), KeyProblem> {
+        for (key, share) in [
             ("failures", self.failures),
             ("hangs", self.hangs),
             ("not_finite", self.not_finite),
@@ -181,7 +216,40 @@ impl SimulatedServiceFile {
             ("unavailable", self.unavailable),
             ("gone", self.gone),
             ("resets", self.resets),
-        ]
+        ] {
+            ensure_number(key, share, (0.0..1.0).contains(&share), "lie in [0, 1)")?;
+        }
+        at_most_whole(&[("hangs", self.hangs), ("failures", self.failures)])?;
+        at_most_whole(&[
+            ("unavailable", self.unavailable),
+            ("resets", self.resets),
+            ("too_many_requests", self.too_many_requests),
+            ("gone", self.gone),
+        ])
+    }
+
+    fn check_times(&self) -> Result<(), KeyProblem> {
+        let times = [("datum_s", self.datum_s), ("token_s", self.token_s), ("cycle_s", self.cycle_s)];
+        let times = times.map(|(key, seconds)| (key.to_owned(), seconds));
+        let outages = self.outages.iter().enumerate().flat_map(|(number, outage)| {
+            let key = |name: &str| format!("outages[{number}].{name}");
+            [(key("at_s"), outage.at_s), (key("for_s"), outage.for_s)]
+        });
+        for (key, seconds) in times.into_iter().chain(outages) {
+            let holds = (0.0..=MOST_SECONDS).contains(&seconds);
+            ensure_number(key, seconds, holds, format_args!("lie between 0 and {MOST_SECONDS}"))?;
+        }
+        if let Some(rate) = self.tokens_per_second {
+            let holds = rate > 0.0 && rate <= MOST_SECONDS;
+            let must = format_args!("be above 0 and at most {MOST_SECONDS}");
+            ensure_number("tokens_per_second", rate, holds, must)?;
+        }
+        Ok(())
+    }
+
+    /// The tokens that samples consist of.
+    fn alphabet(&self) -> Range<Token> {
+        self.alphabet[0]..self.alphabet[1] + 1
     }
 
     /// The scripted service, without its hooks.
@@ -199,7 +267,7 @@ impl SimulatedServiceFile {
             sample: *self.sample,
             completion_tokens: self.tokens,
             tokens_per_second: self.tokens_per_second,
-            alphabet: self.alphabet[0]..self.alphabet[1] + 1,
+            alphabet: self.alphabet(),
             numbered: true,
             sampling_slots: self.sampling_slots,
             query: *self.query,
@@ -213,8 +281,27 @@ impl SimulatedServiceFile {
             failures: self.failures,
             hangs: self.hangs,
             not_finite: self.not_finite,
-            faults: self.faults.iter().filter_map(FaultSetting::of_service).collect(),
+            faults: self.faults.iter().map(|fault| fault.0).collect(),
             ..SimulationOptions::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_docs_name_every_key() {
+        let docs = include_str!("../../docs/benchmark.md");
+        let schema = schema_of::<SimulatedServiceFile>();
+        for key in schema["properties"].as_object().unwrap().keys() {
+            assert!(docs.contains(&format!("`{key}`")) || docs.contains(&format!("`[[{key}]]`")), "{key}");
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        assert_eq!(SimulatedServiceFile::default().check(), Ok(()));
     }
 }

@@ -33,7 +33,7 @@ impl Stage {
 /// # Errors
 /// The file cannot be read, or a stage has no valid name of its own.
 pub fn stages(path: &Path) -> Result<Vec<Stage>, ConfigError> {
-    let (table, locations) = super::layers::parse(path)?;
+    let (table, locations) = super::layers::document(path)?;
     listed(&table, &locations)
 }
 

@@ -1,7 +1,7 @@
 //! The `[trainer]` table: how groups become batches, and batches become optimizer steps. Its keys are checked together.
 
 use super::choice::{Choice, WeightsChoice, chosen};
-use super::error::{KeyProblem, at_most, ensure};
+use super::error::{KeyProblem, at_most, ensure, ensure_number};
 use super::file::{ConfigFile, SamplingConfig, TrainerConfig};
 use super::optim::{self, bounded};
 use super::service::ServicePlan;
@@ -127,11 +127,11 @@ pub(super) fn train(file: &ConfigFile) -> Result<TrainerOptions, KeyProblem> {
     let wrong = |error| KeyProblem::new("trainer.loss_fn_config", format!("is wrong: {error}"));
     if let Some(alarm) = trainer.kl_alarm {
         let holds = alarm > 0.0 && alarm.is_finite();
-        ensure("trainer.kl_alarm", alarm, holds, "be a positive number of nats")?;
+        ensure_number("trainer.kl_alarm", alarm, holds, "be a positive number of nats")?;
     }
     let gap = trainer.max_first_gap.unwrap_or(MAX_FIRST_GAP);
     let holds = gap >= 0.0 && gap.is_finite();
-    ensure("trainer.max_first_gap", gap, holds, "be a number of nats, or 0 for no bound")?;
+    ensure_number("trainer.max_first_gap", gap, holds, "be a number of nats, or 0 for no bound")?;
     Ok(TrainerOptions {
         loss: loss.map_err(wrong)?,
         adam: optim::adam(file)?,
@@ -246,7 +246,7 @@ fn min_members(trainer: &TrainerConfig) -> Result<NonZeroUsize, KeyProblem> {
 /// Penalty per nat of drift from the reference; 0 for no reference.
 fn kl_penalty(trainer: &TrainerConfig) -> Result<f32, KeyProblem> {
     let coef = trainer.kl_penalty_coef.unwrap_or(0.0);
-    ensure("trainer.kl_penalty_coef", coef, (0.0..=1e3).contains(&coef), "lie between 0 and 1000")?;
+    ensure_number("trainer.kl_penalty_coef", coef, (0.0..=1e3).contains(&coef), "lie between 0 and 1000")?;
     if trainer.kl_reference.as_ref().is_some_and(|given| *given != WeightsChoice::default()) && coef == 0.0 {
         let problem = "has no effect without `trainer.kl_penalty_coef`";
         return Err(KeyProblem::new("trainer.kl_reference", problem));

@@ -133,7 +133,8 @@ fn is_meant_as_key(rest: &str) -> bool {
     };
     let inner = toml::Table::from_iter([(key.to_owned(), toml::Value::Boolean(true))]);
     !key.starts_with('_')
-        && schema::unknown_key(&toml::Table::from_iter([(table.to_owned(), inner.into())])).is_none()
+        && schema::unknown_key(&schema::schema(), &toml::Table::from_iter([(table.to_owned(), inner.into())]))
+            .is_none()
 }
 
 impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for ProcessVariables {

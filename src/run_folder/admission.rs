@@ -3,9 +3,10 @@
 //! Nothing is written here: a folder can be inspected before a run opens it.
 
 use super::checkpoints::{self, CheckpointRecord};
-use super::{CONFIG, EVALUATIONS, LOCK, QUARANTINE, bounded_lines, in_use, metrics, text_of};
+use super::{CONFIG, EVALUATIONS, LOCK, QUARANTINE, in_use, metrics, text_of};
 use crate::config::file::ConfigFile;
 use crate::config::plan::EMBEDDED;
+use crate::regular_file;
 use anyhow::{Context as _, bail};
 use minds_models::LockError;
 use std::ffi::OsString;
@@ -131,7 +132,7 @@ pub(super) fn admit(
 fn refuse_other_than_files(folder: &Path) -> anyhow::Result<()> {
     for name in [CONFIG, checkpoints::FILE, metrics::FILE, EVALUATIONS, QUARANTINE] {
         let path = folder.join(name);
-        match bounded_lines::regular(&path) {
+        match regular_file::regular(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("failed to open {}", path.display()));
             }

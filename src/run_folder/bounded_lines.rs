@@ -1,11 +1,8 @@
-//! Safe reading of files whose type and content are not trusted.
+//! Reads files by line whose content is not trusted.
 //!
-//! Only regular files are opened, because a pipe can block and a device has no end. No line takes more memory than a
-//! given number of bytes: a longer one is left out and counted.
+//! No line takes more memory than a given number of bytes: a longer one is left out and counted.
 
-use std::fs::{self, File, Metadata};
-use std::io::{self, BufRead, ErrorKind, Read as _};
-use std::path::Path;
+use std::io::{self, BufRead, Read as _};
 
 /// Maximum bytes of a line of numbers, including its end.
 pub const NUMBERS: u64 = 4 << 20;
@@ -13,29 +10,6 @@ pub const NUMBERS: u64 = 4 << 20;
 pub const TEXTS: u64 = 64 << 20;
 /// Maximum number of damaged places that are named.
 const NAMED: usize = 5;
-
-/// Opens a regular file, or the one that a link leads to.
-///
-/// # Errors
-/// The file does not exist, is not a regular file, or cannot be opened.
-pub fn open(path: &Path) -> io::Result<File> {
-    // Checked first: opening a pipe blocks until its other end opens.
-    regular(path)?;
-    File::open(path)
-}
-
-/// Metadata of a regular file, or of the one that a link leads to.
-///
-/// # Errors
-/// The file does not exist, or is not a regular file.
-pub fn regular(path: &Path) -> io::Result<Metadata> {
-    let meta = fs::metadata(path)?;
-    match () {
-        () if meta.is_file() => Ok(meta),
-        () if meta.is_dir() => Err(io::Error::new(ErrorKind::IsADirectory, "it is a folder")),
-        () => Err(io::Error::other("it is not a regular file")),
-    }
-}
 
 /// The lines of a file, one at a time.
 pub struct BoundedLines<R> {
@@ -172,20 +146,5 @@ mod tests {
             "f: lines of more than 4 MiB are left out: 2",
         ];
         assert_eq!(damage.notes("f", NUMBERS), told);
-    }
-
-    #[test]
-    fn only_a_regular_file_and_a_link_to_one_are_opened() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = |name: &str| dir.path().join(name);
-        fs::write(path("file"), "x").unwrap();
-        std::os::unix::fs::symlink(path("file"), path("link")).unwrap();
-        std::os::unix::fs::symlink("/dev/zero", path("device")).unwrap();
-        std::os::unix::fs::symlink(path("none"), path("dangling")).unwrap();
-        assert!(open(&path("file")).is_ok() && open(&path("link")).is_ok());
-        let refused = |name: &str| open(&path(name)).unwrap_err();
-        assert_eq!(refused("device").to_string(), "it is not a regular file");
-        assert_eq!(open(dir.path()).unwrap_err().to_string(), "it is a folder");
-        assert_eq!(refused("dangling").kind(), ErrorKind::NotFound);
     }
 }

@@ -23,6 +23,7 @@ mod saved_groups;
 mod usage;
 
 use crate::config::file::ConfigFile;
+use crate::regular_file;
 use anyhow::{Context as _, anyhow, ensure};
 use minds_core::record::{EvaluationRecord, StepRecord, WrittenRollouts};
 use minds_models::{FileLock, LockError};
@@ -408,7 +409,7 @@ fn remove_shadows(weights: &Path) -> anyhow::Result<()> {
 
 /// Reads a text file; `None` if it does not exist.
 fn text_of(path: &Path) -> anyhow::Result<Option<String>> {
-    match bounded_lines::open(path).and_then(std::io::read_to_string) {
+    match regular_file::open(path).and_then(std::io::read_to_string) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),

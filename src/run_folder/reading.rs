@@ -2,9 +2,10 @@
 //!
 //! Nothing is written or locked. What is damaged, unreadable or no regular file is skipped and leaves a note.
 
-use super::bounded_lines::{self, BoundedLines, NUMBERS, SkippedLines, TEXTS};
+use super::bounded_lines::{BoundedLines, NUMBERS, SkippedLines, TEXTS};
 use super::metrics_reader::{read_array, read_lines};
 use super::{CHECKPOINTS, CONFIG, CheckpointRecord, EVALUATIONS, METRICS, QUARANTINE};
+use crate::regular_file;
 use anyhow::{Context as _, ensure};
 use minds_core::record::{EvaluationRecord, QuarantineRow};
 use minds_observe::CheckpointSummary;
@@ -35,7 +36,7 @@ pub fn metrics_table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, O
     // Another program may have rewritten the array in another layout.
     if table.steps().is_empty()
         && !damage.is_none()
-        && let Ok(again) = bounded_lines::open(&folder.join(METRICS))
+        && let Ok(again) = regular_file::open(&folder.join(METRICS))
         && let Some(whole) = read_array(BufReader::new(again))
     {
         (table, damage) = whole;
@@ -59,7 +60,7 @@ pub fn config(folder: &Path) -> anyhow::Result<String> {
     super::ensure_run_folder(folder)?;
     let path = folder.join(CONFIG);
     let mut bytes = Vec::new();
-    let read = bounded_lines::open(&path).and_then(|file| file.take(TEXTS).read_to_end(&mut bytes));
+    let read = regular_file::open(&path).and_then(|file| file.take(TEXTS).read_to_end(&mut bytes));
     read.with_context(|| format!("failed to read {}", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -119,7 +120,7 @@ pub(super) fn rows<T: DeserializeOwned>(
 /// Opens a file; `None` if it is missing or unreadable. Only the latter leaves a note.
 fn open(folder: &Path, name: &str, notes: &mut Vec<String>) -> Option<File> {
     let path = folder.join(name);
-    match bounded_lines::open(&path) {
+    match regular_file::open(&path) {
         Ok(file) => Some(file),
         // A dangling link is reported, unlike a missing file.
         Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => None,

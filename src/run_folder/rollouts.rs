@@ -1,7 +1,8 @@
 //! Reads `rollouts/step_000001.jsonl` and `.jsonl.zst`: the rollouts trained in a step, one a line.
 
-use super::bounded_lines::{self, BoundedLines, SkippedLines, TEXTS};
+use super::bounded_lines::{BoundedLines, SkippedLines, TEXTS};
 use super::reading::{first_of, left_out};
+use crate::regular_file;
 use anyhow::Context as _;
 use minds_core::record::RolloutRow;
 use serde::Deserialize;
@@ -112,7 +113,7 @@ impl StepFile {
 
     /// The text of the file from this byte on.
     fn text(&self, at: u64) -> io::Result<Box<dyn BufRead>> {
-        let mut file = BufReader::new(bounded_lines::open(&self.path)?);
+        let mut file = BufReader::new(regular_file::open(&self.path)?);
         if !self.compressed {
             file.seek(SeekFrom::Start(at))?;
             return Ok(Box::new(file));
@@ -149,7 +150,7 @@ pub fn step_files(folder: &Path, notes: &mut Vec<String>) -> Vec<StepFile> {
     for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
         let Some((step, ending)) = step_of(&path) else { continue };
         let compressed = ending == COMPRESSED;
-        match bounded_lines::regular(&path) {
+        match regular_file::regular(&path) {
             Ok(meta) => {
                 let bytes = if compressed { meta.len().saturating_mul(EXPANSION) } else { meta.len() };
                 files.push(StepFile { step, path, bytes, compressed });
