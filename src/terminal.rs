@@ -7,10 +7,11 @@ use console::Term;
 use indicatif::{
     HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike,
 };
+use minds_core::number::ShortNumber;
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Output mode of the process.
@@ -48,11 +49,36 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
         .into()
 }
 
-/// Writes a line to standard output. Ignores errors: a closed reader must not end a run.
+/// A number with so many digits after the point, or a dash where there is none.
+#[must_use]
+pub fn number_or_dash(number: Option<f64>, digits: usize) -> String {
+    number.map_or_else(|| "–".into(), |number| format!("{:.digits$}", ShortNumber(number)))
+}
+
+/// The first error of a line, in words.
+static WRITE_ERROR: OnceLock<String> = OnceLock::new();
+
+/// Whether all lines were written so far. For commands whose lines are their result.
+///
+/// # Errors
+/// Standard output is full or was closed by its reader.
+pub fn written() -> anyhow::Result<()> {
+    match WRITE_ERROR.get() {
+        Some(error) => Err(anyhow::anyhow!("failed to write to standard output: {error}")),
+        None => Ok(()),
+    }
+}
+
+/// Writes a line to standard output. An error ends nothing, because a closed reader must not end a run; [`written`]
+/// returns it.
 pub fn line(text: fmt::Arguments<'_>) {
     let text = text.to_string();
     let text = escape_controls(&text);
-    let write = || drop(writeln!(io::stdout(), "{text}"));
+    let write = || {
+        if let Err(error) = writeln!(io::stdout(), "{text}") {
+            WRITE_ERROR.get_or_init(|| error.to_string());
+        }
+    };
     match output_mode() {
         OutputMode::Plain => write(),
         OutputMode::Logged => text.lines().for_each(|line| tracing::info!("{line}")),
@@ -211,6 +237,12 @@ impl Drop for ProgressBars {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_has_its_digits_and_none_is_a_dash() {
+        let shown = [Some(2.0 / 3.0), Some(1e300), None].map(|number| number_or_dash(number, 2));
+        assert_eq!(shown, ["0.67", "1.00e300", "–"]);
+    }
 
     #[test]
     fn control_characters_are_shown_by_name_on_a_terminal() {

@@ -5,12 +5,13 @@ use crate::cli;
 use crate::config::{ProcessVariables, RunPlan};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::simulate::{self, EventFile, EventLog, SimulationSummary};
+use crate::terminal::{self, number_or_dash};
 use anyhow::Context as _;
 
 /// Runs the command.
 ///
 /// # Errors
-/// The config is wrong (2), or the run failed or the events cannot be written (1).
+/// The config is wrong or the file of events cannot be created (2), or the run failed or events are missing (1).
 pub fn run(command: &cli::SimulateArgs) -> Result<(), CommandError> {
     let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed)
         .at_stage(command.stage.clone());
@@ -24,19 +25,17 @@ pub fn run(command: &cli::SimulateArgs) -> Result<(), CommandError> {
     if let Some(steps) = command.steps {
         plan.simulate.steps = steps;
     }
-    let events = command.events.as_deref().map(EventFile::create).transpose().or_exit(ProcessExit::Failed)?;
-    let summary = system().block_on(async {
-        let to = events.as_ref().map(EventFile::writer);
-        simulate::run(&plan, EventLog::new(to)).await
-    });
-    events.as_ref().map(EventFile::flush).transpose().or_exit(ProcessExit::Failed)?;
+    let events = command.events.as_deref().map(EventFile::create).transpose().or_exit(ProcessExit::Config)?;
+    let to = events.clone();
+    let summary = system().block_on(async { simulate::run(&plan, EventLog::new(to)).await });
     let summary = summary.context("the simulated run failed").or_exit(ProcessExit::Failed)?;
     if command.json {
         print_line!("{}", summary.to_json());
     } else {
         show(&plan, &summary);
     }
-    Ok(())
+    events.as_ref().map_or(Ok(()), EventFile::finish).or_exit(ProcessExit::Failed)?;
+    terminal::written().or_exit(ProcessExit::Failed)
 }
 
 /// The actor system, on one thread and with a clock that jumps to the next event.
@@ -62,11 +61,11 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
         plan.group_size,
         summary.seconds
     );
-    let number = |number: Option<f64>, digits: usize| match number {
-        Some(number) => format!("{number:.digits$}"),
-        None => "–".into(),
-    };
-    print_line!("step         {:.3} s, {} samples/s", summary.step_s, number(summary.samples_per_s, 2));
+    print_line!(
+        "step         {:.3} s, {} samples/s",
+        summary.step_s,
+        number_or_dash(summary.samples_per_s, 2)
+    );
     let parts: Vec<String> =
         summary.bound.named().iter().map(|(name, s)| format!("{name} {s:.3} s")).collect();
     let cause = summary.bound.cause().map(|cause| format!(", limited by {cause}")).unwrap_or_default();
@@ -81,8 +80,14 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
             summary.redelivered
         );
     }
-    print_line!("efficiency   {} (the bound divided by the time of a step)", number(summary.efficiency(), 3));
-    print_line!("training     {}% of the time", number(summary.training_share.map(|share| 100.0 * share), 0));
+    print_line!(
+        "efficiency   {} (the bound divided by the time of a step)",
+        number_or_dash(summary.efficiency(), 3)
+    );
+    print_line!(
+        "training     {}% of the time",
+        number_or_dash(summary.training_share.map(|share| 100.0 * share), 0)
+    );
     print_line!(
         "staleness    {:.2} steps on average ({:.2} by token), {} for half of the groups, {} for 99 of 100, {} at most",
         summary.staleness.mean(),
@@ -93,7 +98,7 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
     );
     print_line!(
         "stragglers   the trainer waited for them {}% of the time",
-        number(summary.held_share.map(|share| 100.0 * share), 1)
+        number_or_dash(summary.held_share.map(|share| 100.0 * share), 1)
     );
     for mailbox in &summary.mailboxes {
         print_line!(

@@ -8,6 +8,7 @@ mod figures;
 mod summary;
 mod traffic;
 
+pub use summary::TrafficSummary;
 pub use traffic::Traffic;
 
 use crate::config::simulated_service::SimulatedServiceFile;

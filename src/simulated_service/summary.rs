@@ -1,6 +1,7 @@
 //! Summary of the traffic of a scripted service.
 
 use super::figures::{StepMark, TrafficFigures};
+use crate::terminal::number_or_dash;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -59,8 +60,12 @@ pub struct TrafficSummary {
     pub staleness_p99: Option<u64>,
     /// Largest staleness of a trained sample.
     pub staleness_max: Option<u64>,
-    /// Requests that failed, by kind.
+    /// Mean staleness of their tokens, in optimizer steps: each counts from the weights that drew it.
+    pub staleness_token_mean: Option<f64>,
+    /// Requests that failed and samples with a logprob that is not a number, by kind.
     pub faults: BTreeMap<&'static str, u64>,
+    /// Why events are missing in the file of events, if some are.
+    pub events_error: Option<String>,
 }
 
 impl TrafficSummary {
@@ -101,7 +106,10 @@ impl TrafficSummary {
             staleness_mean: measured.then(|| staleness.mean()),
             staleness_p99: percentile(0.99),
             staleness_max: percentile(1.0),
+            staleness_token_mean: (figures.stale_tokens > 0)
+                .then(|| figures.staleness_of_tokens as f64 / figures.stale_tokens as f64),
             faults: figures.faults.clone(),
+            events_error: None,
         }
     }
 
@@ -114,19 +122,15 @@ impl TrafficSummary {
     /// The summary as lines of text.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
-        let number = |number: Option<f64>, digits: usize| match number {
-            Some(number) => format!("{number:.digits$}"),
-            None => "–".into(),
-        };
-        let percent = |share: Option<f64>| number(share.map(|share| 100.0 * share), 1);
-        let count = |count: Option<u64>| count.map_or("–".into(), |count| count.to_string());
+        let percent = |share: Option<f64>| number_or_dash(share.map(|share| 100.0 * share), 1);
+        let count = |count: Option<u64>| number_or_dash(count.map(|count| count as f64), 0);
         let faults: Vec<String> =
             self.faults.iter().map(|(kind, requests)| format!("{requests} {kind}")).collect();
-        vec![
+        let mut lines = vec![
             format!("steps        {} in {:.1} s", self.steps, self.seconds),
             format!(
                 "step         {} s, without the first {} and the last {}",
-                number(self.step_s, 3),
+                number_or_dash(self.step_s, 3),
                 self.warm_up_steps,
                 self.cool_down_steps
             ),
@@ -137,7 +141,7 @@ impl TrafficSummary {
             ),
             format!(
                 "in flight    {} samples on average, {} at most; none for {}% of the time",
-                number(self.in_flight_mean, 1),
+                number_or_dash(self.in_flight_mean, 1),
                 self.in_flight_max,
                 percent(self.idle_share)
             ),
@@ -150,12 +154,15 @@ impl TrafficSummary {
                 self.trained_again, self.unknown_spans
             ),
             format!(
-                "staleness    {} steps on average, {} for 99 of 100, {} at most",
-                number(self.staleness_mean, 2),
+                "staleness    {} steps on average, {} for 99 of 100, {} at most; tokens {} steps on average",
+                number_or_dash(self.staleness_mean, 2),
                 count(self.staleness_p99),
-                count(self.staleness_max)
+                count(self.staleness_max),
+                number_or_dash(self.staleness_token_mean, 2)
             ),
             format!("faults       {}", if faults.is_empty() { "none".into() } else { faults.join(", ") }),
-        ]
+        ];
+        lines.extend(self.events_error.as_ref().map(|error| format!("events       {error}")));
+        lines
     }
 }

@@ -71,14 +71,19 @@ pub fn adapter(dir: &Path, path: &str) -> Vec<(String, Vec<u8>)> {
 /// A run whose output is read as it comes.
 pub struct Running {
     pub child: Child,
-    lines: std::io::Lines<BufReader<ChildStdout>>,
+    lines: Option<std::io::Lines<BufReader<ChildStdout>>>,
 }
 
 impl Running {
     pub fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        Self::start_with_log(command, Stdio::null())
+    }
+
+    /// The same, with standard error in a file.
+    pub fn start_with_log(command: &mut Command, log: impl Into<Stdio>) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, lines }
+        Self { child, lines: Some(lines) }
     }
 
     /// Reads on until a line starts with this.
@@ -89,7 +94,12 @@ impl Running {
 
     /// The same; `None` if the run ended before.
     pub fn try_wait_for(&mut self, start: &str) -> Option<String> {
-        self.lines.by_ref().map(Result::unwrap).find(|line| line.starts_with(start))
+        self.lines.as_mut()?.map(Result::unwrap).find(|line| line.starts_with(start))
+    }
+
+    /// Closes the reading end of standard output.
+    pub fn close_output(&mut self) {
+        self.lines = None;
     }
 
     pub fn signal(&self, signal: &str) {
@@ -99,7 +109,7 @@ impl Running {
 
     /// Reads the rest and gives the exit code.
     pub fn end(mut self) -> Option<i32> {
-        self.lines.by_ref().for_each(drop);
+        self.lines.iter_mut().flatten().for_each(drop);
         self.child.wait().unwrap().code()
     }
 }
