@@ -49,7 +49,7 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
         .into()
 }
 
-/// A number with so many digits after the point, or a dash where there is none.
+/// A number with `digits` digits after the point, or a dash for `None`.
 #[must_use]
 pub fn number_or_dash(number: Option<f64>, digits: usize) -> String {
     number.map_or_else(|| "–".into(), |number| format!("{:.digits$}", ShortNumber(number)))

@@ -209,7 +209,7 @@ def cell(values, digits):
 
 def table(results):
     head = [
-        "scenario", "client", "s/step", "bound", "training busy", "staleness mean / p99 / max", "not trained", "faults met",
+        "scenario", "client", "s/step", "bound", "training busy", "staleness mean / of tokens / p99 / max", "not trained", "faults met",
         "client CPU per trained token", "CPU per step", "peak memory", "start to first sample",
     ]  # fmt: skip
     rows = [head, ["---"] * len(head)]
@@ -217,7 +217,8 @@ def table(results):
         for client in CLIENTS:
             of = [run for run in runs if run["client"] == client]
             column = lambda key, scale=1.0: [run[key] and run[key] * scale for run in of if key in run]
-            stale = " / ".join(cell(column(f"staleness_{key}"), digits) for key, digits in [("mean", 2), ("p99", 0), ("max", 0)])
+            stale = [("mean", 2), ("token_mean", 2), ("p99", 0), ("max", 0)]
+            stale = " / ".join(cell(column(f"staleness_{key}"), digits) for key, digits in stale)
             lost = [100 * run["not_trained"] / max(1, run["sampled"]) for run in of]
             failed = [run for run in of if run["status"] != 0]
             rows.append([
@@ -270,13 +271,14 @@ def main():
     parser.add_argument("--timeout", type=float, default=1200, help="seconds of one run")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for minds-actors, to try a setting")
     parser.add_argument("--out", type=pathlib.Path, default=WORK)
+    parser.add_argument("--within", action="store_true", help=argparse.SUPPRESS)  # it runs in the environment already
     options = parser.parse_args()
     options.set = [entry.split("=", 1) for entry in options.set]
-    own = options.python.absolute() if options.python else virtual_environment()
-    if pathlib.Path(sys.executable) != own:
+    if not options.within:
         # The plot and the bound need the environment's packages.
-        os.execv(own, [own, __file__, "--python", own, *[arg for arg in sys.argv[1:]]])
-    options.python = own
+        own = options.python.absolute() if options.python else virtual_environment()
+        os.execv(own, [own, __file__, "--within", *sys.argv[1:]])
+    options.python = pathlib.Path(sys.executable)
     models = options.models or pathlib.Path(os.environ.get("MINDS_MODELS", WORK / "models"))
     os.environ["MINDS_MODELS"] = str(models.absolute())
     scenarios = tomllib.loads((HERE / "scenarios.toml").read_text())

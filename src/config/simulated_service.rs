@@ -206,7 +206,7 @@ impl SimulatedServiceFile {
         }
     }
 
-    /// Refuses shares that are none, and those of the faults of one request that are together above 1.
+    /// Refuses shares out of range, and shares of the same requests that are above 1 together.
     fn check_shares(&self) -> Result<(), KeyProblem> {
         for (key, share) in [
             ("failures", self.failures),

@@ -50,9 +50,9 @@ impl EventLog {
 /// The first error of a write is reported in the log of the process when it happens. Later events are written if that is
 /// possible again, and [`EventFile::finish`] reports the error once more.
 #[derive(Clone)]
-pub struct EventFile(Arc<Mutex<EventFileState>>);
+pub struct EventFile(Arc<Mutex<OpenEventFile>>);
 
-struct EventFileState {
+struct OpenEventFile {
     path: PathBuf,
     file: BufWriter<File>,
     /// Time of the last event before which all were written, in seconds.
@@ -69,12 +69,7 @@ impl EventFile {
     pub fn create(path: &Path) -> anyhow::Result<Self> {
         let file = File::create(path).with_context(|| format!("failed to write {}", path.display()))?;
         let file = BufWriter::new(file);
-        Ok(Self(Arc::new(Mutex::new(EventFileState {
-            path: path.into(),
-            file,
-            flushed: 0.0,
-            failure: None,
-        }))))
+        Ok(Self(Arc::new(Mutex::new(OpenEventFile { path: path.into(), file, flushed: 0.0, failure: None }))))
     }
 
     /// Writes what is in memory every second, for as long as the future is polled. For services in real time, where no
@@ -116,7 +111,7 @@ impl EventFile {
     }
 }
 
-impl EventFileState {
+impl OpenEventFile {
     /// Reports the first error.
     fn check(&mut self, written: io::Result<()>) {
         if let Err(error) = written

@@ -139,7 +139,7 @@ fn client(url: &str, folder: &Path, steps: &str) -> Command {
 }
 
 #[test]
-fn two_clients_at_once_do_not_disturb_each_other_and_a_killed_one_disturbs_nobody() {
+fn clients_at_once_do_not_disturb_each_other_even_if_one_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("service.toml");
     std::fs::write(&file, FAST).unwrap();
