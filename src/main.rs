@@ -18,7 +18,7 @@ mod terminal;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use exit::ProcessExit;
+use exit::{OrExit as _, ProcessExit};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -44,6 +44,12 @@ fn main() -> ExitCode {
         Command::Completions { shell } => commands::shell::completions(*shell),
         Command::Man { dir } => commands::shell::man(dir.as_deref()),
     };
+    // The lines of a run and of a worker are beside their result.
+    let prints_result = !matches!(cli.command, Command::Run(_) | Command::Worker(_));
+    let result = result.and_then(|()| match prints_result {
+        true => terminal::written_as_read().or_exit(ProcessExit::Failed),
+        false => Ok(()),
+    });
     match result {
         Ok(()) => ProcessExit::Done.into(),
         Err(fault) => {

@@ -55,8 +55,8 @@ pub fn number_or_dash(number: Option<f64>, digits: usize) -> String {
     number.map_or_else(|| "–".into(), |number| format!("{:.digits$}", ShortNumber(number)))
 }
 
-/// The first error of a line, in words.
-static WRITE_ERROR: OnceLock<String> = OnceLock::new();
+/// The first error of a line: its kind, and what it says.
+static WRITE_ERROR: OnceLock<(io::ErrorKind, String)> = OnceLock::new();
 
 /// Whether all lines were written so far. For commands whose lines are their result.
 ///
@@ -64,8 +64,20 @@ static WRITE_ERROR: OnceLock<String> = OnceLock::new();
 /// Standard output is full or was closed by its reader.
 pub fn written() -> anyhow::Result<()> {
     match WRITE_ERROR.get() {
-        Some(error) => Err(anyhow::anyhow!("failed to write to standard output: {error}")),
+        Some((_, error)) => Err(anyhow::anyhow!("failed to write to standard output: {error}")),
         None => Ok(()),
+    }
+}
+
+/// Whether all lines were written, as [`written`], except that a reader may have closed standard
+/// output, as `head` does.
+///
+/// # Errors
+/// Standard output is full or broken in another way.
+pub fn written_as_read() -> anyhow::Result<()> {
+    match WRITE_ERROR.get() {
+        Some((io::ErrorKind::BrokenPipe, _)) => Ok(()),
+        _ => written(),
     }
 }
 
@@ -76,7 +88,7 @@ pub fn line(text: fmt::Arguments<'_>) {
     let text = escape_controls(&text);
     let write = || {
         if let Err(error) = writeln!(io::stdout(), "{text}") {
-            WRITE_ERROR.get_or_init(|| error.to_string());
+            WRITE_ERROR.get_or_init(|| (error.kind(), error.to_string()));
         }
     };
     match output_mode() {

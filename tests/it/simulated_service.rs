@@ -219,11 +219,15 @@ fn a_summary_that_cannot_be_written_is_an_error() {
 
     let mut simulate = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
     simulate.arg("simulate").arg(config("ci_test.toml")).args(["--steps", "2"]);
-    simulate.stdout(File::options().write(true).open("/dev/full").unwrap());
-    let said = simulate.output().unwrap();
-    let stderr = String::from_utf8(said.stderr).unwrap();
-    assert_eq!(said.status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("failed to write to standard output: No space left on device"), "{stderr}");
+    let mut list = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+    list.args(["envs", "list"]);
+    for mut command in [simulate, list] {
+        command.stdout(File::options().write(true).open("/dev/full").unwrap());
+        let said = command.output().unwrap();
+        let stderr = String::from_utf8(said.stderr).unwrap();
+        assert_eq!(said.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("failed to write to standard output: No space left on device"), "{stderr}");
+    }
 }
 
 /// A request draws the four samples of a group.
@@ -318,7 +322,7 @@ fn only_a_regular_file_of_bounded_size_is_read() {
     ] {
         let mut completion = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
         completion
-            .args(["envs", "score", "plain_letters", "--completion"])
+            .args(["envs", "score", "plain_letters", "--index", "0", "--completion"])
             .arg(format!("@{}", file.display()));
         for mut command in [serve(&file, &[]), run(&file, &path("run"), &[]), check(&file, &[]), completion] {
             let (status, _, stderr) = output(&mut command);
