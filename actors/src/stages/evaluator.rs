@@ -140,7 +140,7 @@ impl Evaluator {
             let due: Vec<usize> = (0..cadences.len()).filter(|at| cadences[*at].due <= version).collect();
             let chosen: Vec<_> = due.iter().map(|at| self.components[*at].clone()).collect();
             let evaluation = tokio::select! {
-                evaluation = self.evaluate_these(&now, &chosen) => evaluation,
+                evaluation = self.evaluate_these(chosen, &now) => evaluation,
                 () = found.closed() => return,
             };
             due.iter().for_each(|at| cadences[*at].measured_at(version));
@@ -152,47 +152,46 @@ impl Evaluator {
 
     /// Samples and scores all rollouts under one version.
     pub async fn evaluate(&self, policy: &Policy) -> EvaluationRecord {
-        self.evaluate_these(policy, &self.components).await
+        self.evaluate_these(self.components.clone(), policy).await
     }
 
     async fn evaluate_these(
         &self,
+        components: Vec<Arc<MixtureComponent>>,
         policy: &Policy,
-        components: &[Arc<MixtureComponent>],
     ) -> EvaluationRecord {
-        let measured = self.measure_these(policy, components).await;
+        let measured = self.measure_these(components, policy).await;
         let summary = |of: &MeasuredComponent| (of.name.clone(), of.summary(&self.options));
         EvaluationRecord { step: policy.version.0, environments: measured.iter().map(summary).collect() }
     }
 
     /// The scores of all rollouts under one version, by component and item.
     pub async fn measure(&self, policy: &Policy) -> Vec<MeasuredComponent> {
-        self.measure_these(policy, &self.components).await
+        self.measure_these(self.components.clone(), policy).await
     }
 
     async fn measure_these(
         &self,
+        components: Vec<Arc<MixtureComponent>>,
         policy: &Policy,
-        components: &[Arc<MixtureComponent>],
     ) -> Vec<MeasuredComponent> {
         let policy = &Arc::new(policy.asked_by(self.queries.clone()));
-        let tasks: Vec<(&Arc<MixtureComponent>, u64)> = self
-            .components
+        let tasks: Vec<(Arc<MixtureComponent>, u64)> = components
             .iter()
-            .flat_map(|c| (0..self.items(c)).map(move |position| (c, position)))
+            .flat_map(|c| (0..self.items(c)).map(|position| (c.clone(), position)))
             .collect();
         let samples = self.options.samples_per_item.get() as usize;
         let at_a_time = self.options.concurrency.get().div_ceil(samples);
         let mut results: Vec<ItemScores> = stream::iter(tasks)
-            .map(|(component, position)| self.item(component, position, policy))
+            .map(|(component, position)| async move { self.item(&component, position, policy).await })
             .buffered(at_a_time)
             .collect()
             .await;
-        let components = components.iter().map(|c| {
+        let measured = components.iter().map(|c| {
             let later = results.split_off(self.items(c) as usize);
             MeasuredComponent { name: c.name.clone(), items: std::mem::replace(&mut results, later) }
         });
-        components.collect()
+        measured.collect()
     }
 
     /// Items of a component that are measured.
@@ -246,17 +245,18 @@ impl Evaluator {
         }
         let task = GenerationRequest { component, item: &item, key, group, policy };
         let (prompt, firsts) = self.generator.open(task, samples).await?;
-        let scoring = (0..samples).zip(firsts).map(|(member, first)| {
+        let mut scored = Vec::new();
+        for (member, first) in (0..samples).zip(firsts) {
             let prompt = prompt.clone();
-            async move {
+            let scoring = async move {
                 let rollout = self.generator.finish(task, member, prompt, first?).await?;
                 let oracle = self.oracles.oracle(policy, policy);
                 Ok(self.generator.score(component, task.item, &rollout, &oracle).await?)
-            }
-        });
-        let scored = scoring.map(|scoring| async {
-            catch_panic(scoring).await.unwrap_or_else(|why| Err(RolloutError::Panicked(why)))
-        });
+            };
+            scored.push(async {
+                catch_panic(scoring).await.unwrap_or_else(|why| Err(RolloutError::Panicked(why)))
+            });
+        }
         let mut scored = join_all(scored).await;
         scored.resize_with(samples as usize, || Err(no_sample()));
         Ok(scored)
