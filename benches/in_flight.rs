@@ -221,6 +221,7 @@ fn pipeline_options(weights: SamplerWeights) -> PipelineOptions {
             min_members: one,
             weighting: LossWeighting::Token,
             kl_penalty: 0.0,
+            rewards: true,
             minibatches: one,
             staleness: StalenessHandling::Wait,
         },

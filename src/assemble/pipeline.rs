@@ -17,7 +17,7 @@ use minds_stages::messages::MixtureComponent;
 use minds_stages::pipeline::{PipelineParts, ShadowSetup, ShadowStart};
 use minds_stages::policy::QueryBudget;
 use minds_stages::policy::ShadowCheckpoints;
-use minds_stages::scorer::LogprobSource;
+use minds_stages::scorer::{LogprobSource, ReferenceModel};
 use minds_stages::shadow::ShadowTrainer;
 use minds_stages::telemetry::StageBoard;
 use minds_stages::telemetry::activity::Activity;
@@ -56,7 +56,7 @@ pub async fn parts(
     ready: &ModelService,
     components: Vec<MixtureComponent>,
     judge: LogprobSource,
-    reference: Option<Arc<dyn SamplingBackend>>,
+    reference: Option<ReferenceModel>,
     training: Arc<dyn TrainingBackend>,
     last: Option<&CheckpointRecord>,
 ) -> anyhow::Result<PipelineParts> {
@@ -191,22 +191,8 @@ pub async fn oracle(plan: &RunPlan, ready: &ModelService) -> anyhow::Result<Logp
     })
 }
 
-/// The reference weights of the drift penalty, if there is one.
-///
-/// # Errors
-/// The service does not have them.
-pub async fn reference(
-    plan: &RunPlan,
-    ready: &ModelService,
-) -> anyhow::Result<Option<Arc<dyn SamplingBackend>>> {
-    if plan.pipeline.batch.kl_penalty == 0.0 {
-        return Ok(None);
-    }
-    base_or(plan, ready, plan.kl_reference.pinned(), "trainer.kl_reference").await.map(Some)
-}
-
 /// The base model, or the saved sampler weights that a key names.
-async fn base_or(
+pub(super) async fn base_or(
     plan: &RunPlan,
     ready: &ModelService,
     pinned: Option<&str>,
@@ -223,5 +209,5 @@ async fn base_or(
     ready
         .unless_stopped(opened)
         .await
-        .with_context(|| format!("{}: `{key}` = \"pinned:{weights}\"", plan.origin))
+        .with_context(|| format!("{}: `{key}`: failed to open the weights {weights}", plan.origin))
 }

@@ -70,7 +70,10 @@ pub fn requests(plan: &RunPlan, usage: EnvironmentUsage) -> Vec<StepRequest> {
         });
     }
     if batch.kl_penalty > 0.0 {
-        let of = plan.kl_reference.pinned().unwrap_or("the base model");
+        let of = match &plan.teacher {
+            Some(_) => "the teacher",
+            None => plan.kl_reference.pinned().unwrap_or("the base model"),
+        };
         all.push(request(
             "logprobs of the reference",
             groups * members,

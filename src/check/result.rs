@@ -69,6 +69,7 @@ impl CheckResult {
             Some(FolderOutlook::Resumes { .. }) => None,
             _ => FirstWeights::find(&plan).or_exit(ProcessExit::Config)?,
         };
+        assemble::teacher_context(&plan).or_exit(ProcessExit::Config)?;
         let place = plan.output_dir.clone().unwrap_or_else(|| "outputs".into());
         let natives: Vec<Option<Arc<dyn Environment>>> = plan
             .envs

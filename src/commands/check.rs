@@ -86,6 +86,9 @@ impl CheckResult {
         if let Some(weights) = &self.first_weights {
             print_line!("             starts from {weights}");
         }
+        if let Some(teacher) = &plan.teacher {
+            print_line!("teacher      {}", teacher.describe(&plan.base_model));
+        }
         for (env, share) in plan.envs.iter().zip(shares(&plan.envs)) {
             let share =
                 if env.weight > 0.0 { format!("{:.0}%", 100.0 * share) } else { "evaluated only".into() };

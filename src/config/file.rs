@@ -36,6 +36,8 @@ pub struct ConfigFile {
     pub envs: Vec<EnvConfig>,
     /// Conversations to imitate. With this table, nothing is sampled to train on, and environments are only evaluated.
     pub sft: Option<SupervisedConfig>,
+    /// A model whose probabilities the policy is trained toward, token by token.
+    pub teacher: Option<TeacherConfig>,
     /// Batches, optimizer steps, loss and sampling.
     #[serde(default)]
     pub trainer: TrainerConfig,
@@ -92,6 +94,23 @@ pub struct SupervisedConfig {
     pub epochs: Option<NonZeroU64>,
     /// Share of the rows that is held out and measured.
     pub held_out: Option<f64>,
+}
+
+/// Keys of the `[teacher]` table.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TeacherConfig {
+    /// Name of a model of the service, a folder or a GGUF file for the embedded engine, a path of saved sampler weights, or
+    /// `base`.
+    pub model: Option<String>,
+    /// Instructions that the teacher reads and the policy does not.
+    pub system: Option<String>,
+    /// File with conversations that the teacher reads before each prompt, one a row.
+    pub examples: Option<PathBuf>,
+    /// Weight of the reverse KL per token.
+    pub coef: Option<f64>,
+    /// Whether rewards are trained, too.
+    pub rewards: Option<bool>,
 }
 
 /// Keys of the `[run]` table.

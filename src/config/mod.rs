@@ -28,6 +28,7 @@ pub mod simulate;
 pub mod simulated_service;
 pub mod stages;
 pub mod supervised;
+pub mod teacher;
 pub mod trainer;
 mod variables;
 pub mod warm_start;

@@ -4,6 +4,7 @@ use super::choice::chosen;
 use super::error::{KeyProblem, at_most, ensure};
 use super::file::ConfigFile;
 use super::service::ServicePlan;
+use super::teacher::TeacherPlan;
 use super::trainer::MemberFailureHandling;
 use super::{plan, rewards, supervised, trainer};
 use minds_stages::evaluator::EvaluatorOptions;
@@ -30,7 +31,10 @@ const REPLACED_BATCHES: u64 = 30;
 
 /// Sizes and limits of the pipeline.
 pub(super) fn pipeline(file: &ConfigFile, service: &ServicePlan) -> Result<PipelineOptions, KeyProblem> {
-    let batch = trainer::batch(&file.trainer)?;
+    let mut batch = trainer::batch(&file.trainer)?;
+    if let Some(teacher) = &file.teacher {
+        TeacherPlan::adapt(teacher, &mut batch)?;
+    }
     let train = trainer::train(file)?;
     let groups = batch.groups_per_batch.get() as u64;
     let max_steps_off_policy = trainer::max_steps_off_policy(&file.trainer, batch.groups_per_batch)?;

@@ -13,6 +13,7 @@ use super::nats::NatsPlan;
 use super::rewards::{OracleWeights, ShadowFrom};
 pub use super::service::{EMBEDDED, EnginePlan, HOSTED_URL, RemotePlan, ServicePlan};
 use super::simulate::SimulatePlan;
+use super::teacher::{TeacherModel, TeacherPlan};
 use super::trainer::ReferenceWeights;
 use super::variables::ProcessVariables;
 use super::warm_start::WarmStart;
@@ -75,6 +76,8 @@ pub struct RunPlan {
     pub evaluation: EvaluatorOptions,
     /// The reference weights of the drift penalty.
     pub kl_reference: WeightsChoice<ReferenceWeights>,
+    /// The teacher, which then is the reference.
+    pub teacher: Option<TeacherPlan>,
     /// The weights that answer logprob queries of rewards.
     pub oracle: WeightsChoice<OracleWeights>,
     /// Limits on the logprob queries of rewards.
@@ -212,6 +215,7 @@ impl RunPlan {
             warm_start,
             evaluation: pipeline::evaluation(&file)?,
             kl_reference: file.trainer.kl_reference.clone().unwrap_or_default(),
+            teacher: TeacherPlan::decide(&file)?,
             oracle: file.scorer.policy.clone().unwrap_or_default(),
             queries: rewards::queries(&file.scorer)?,
             score_timeout: rewards::score_timeout(&file.scorer)?,
@@ -289,10 +293,20 @@ impl RunPlan {
         }
     }
 
+    /// The same with another model on the same service, whose prompts are those of this plan's renderer.
+    #[must_use]
+    pub fn with_model(&self, base_model: &str, renderer: &str) -> Self {
+        Self { base_model: base_model.to_owned(), renderer: Some(renderer.to_owned()), ..self.clone() }
+    }
+
     /// Saved sampler weights that the config names.
     #[must_use]
     pub fn pinned(&self) -> Vec<String> {
-        let named = [self.oracle.pinned(), self.kl_reference.pinned()];
+        let teacher = self.teacher.as_ref().and_then(|teacher| match &teacher.model {
+            TeacherModel::Saved(path) => Some(path.as_str()),
+            TeacherModel::Base | TeacherModel::Other(_) => None,
+        });
+        let named = [self.oracle.pinned(), self.kl_reference.pinned(), teacher];
         named.into_iter().flatten().map(str::to_owned).collect()
     }
 

@@ -115,6 +115,7 @@ pub(super) fn batch(trainer: &TrainerConfig) -> Result<BatcherOptions, KeyProble
         min_members: min_members(trainer)?,
         weighting: chosen(trainer.loss_weighting),
         kl_penalty: kl_penalty(trainer)?,
+        rewards: true,
         minibatches,
         staleness: chosen(trainer.staleness),
     })

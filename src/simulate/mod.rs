@@ -25,7 +25,7 @@ use minds_stages::batcher::CpuPool;
 use minds_stages::messages::MixtureComponent;
 use minds_stages::pipeline::{Pipeline, PipelineEvent, PipelineParts, ResumePoint};
 use minds_stages::policy::QueryBudget;
-use minds_stages::scorer::LogprobSource;
+use minds_stages::scorer::{LogprobSource, ReferenceModel};
 use minds_stages::telemetry::meters::PipelineMeters;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +87,8 @@ pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSumm
         in_flight,
         // Logprob queries take the same time with any source.
         logprob_source: LogprobSource::Sampled,
-        reference: (plan.pipeline.batch.kl_penalty > 0.0).then(|| sampler.clone()),
+        reference: (plan.pipeline.batch.kl_penalty > 0.0)
+            .then(|| ReferenceModel { sampler: sampler.clone(), context: Arc::default() }),
         queries: Arc::new(QueryBudget::new(plan.queries)),
         shadow: None,
         pool: CpuPool::inline(),

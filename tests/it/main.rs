@@ -9,6 +9,7 @@ mod command;
 mod command_line;
 mod contract;
 mod dashboard;
+mod distillation;
 mod envs;
 mod evaluated;
 mod failures;

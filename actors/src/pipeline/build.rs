@@ -7,7 +7,7 @@ use crate::messages::MixtureComponent;
 use crate::policy::{Policy, QueryBudget, ShadowCheckpoints, ShadowOrigin};
 use crate::stages::batcher::{CompleteGroup, CpuPool};
 use crate::stages::feeder;
-use crate::stages::scorer::LogprobSource;
+use crate::stages::scorer::{LogprobSource, ReferenceModel};
 use crate::telemetry::StageBoard;
 use crate::telemetry::activity::Activity;
 use crate::telemetry::meters::PipelineMeters;
@@ -55,7 +55,7 @@ pub(super) struct StageParts {
     /// Groups that an earlier part of the run had collected.
     pub(super) restored: Vec<CompleteGroup>,
     pub(super) logprob_source: LogprobSource,
-    pub(super) reference: Option<Arc<dyn SamplingBackend>>,
+    pub(super) reference: Option<ReferenceModel>,
     pub(super) shadows: Option<Shadows>,
     /// Positions that are not drawn again.
     pub(super) skip: SettledPositions,
@@ -113,7 +113,9 @@ impl<'a> SharedParts<'a> {
                 LogprobSource::Fixed(sampler) => LogprobSource::Fixed(shared.timed(sampler)),
                 other => other,
             },
-            reference: parts.reference.map(|reference| shared.timed(reference)),
+            reference: parts
+                .reference
+                .map(|reference| ReferenceModel { sampler: shared.timed(reference.sampler), ..reference }),
             shadows,
             skip,
             evaluated: start.evaluated.then_some(start.step),

@@ -6,7 +6,7 @@ use crate::policy::QueryBudget;
 use crate::service::retry::Retry;
 use crate::stages::batcher::{BatcherOptions, CpuPool};
 use crate::stages::evaluator::EvaluatorOptions;
-use crate::stages::scorer::LogprobSource;
+use crate::stages::scorer::{LogprobSource, ReferenceModel};
 use crate::stages::shadow::ShadowTrainerOptions;
 use crate::stages::trainer::TrainerOptions;
 use crate::telemetry::meters::PipelineMeters;
@@ -117,8 +117,8 @@ pub struct PipelineParts {
     pub in_flight: Option<Arc<dyn SamplingBackend>>,
     /// The weights that answer logprob queries of rewards.
     pub logprob_source: LogprobSource,
-    /// Reference weights of the KL penalty, if there is one ([`BatcherOptions::kl_penalty`]).
-    pub reference: Option<Arc<dyn SamplingBackend>>,
+    /// The reference of the KL penalty, if there is one ([`BatcherOptions::kl_penalty`]).
+    pub reference: Option<ReferenceModel>,
     /// Limits and counts of the rewards' queries.
     pub queries: Arc<QueryBudget>,
     /// Set-up of the shadow trainer, if rewards may measure gradient steps.

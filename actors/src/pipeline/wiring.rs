@@ -12,19 +12,21 @@ use crate::mailbox::{
     spawn_watched_local,
 };
 use crate::messages::{Batch, Group, MixtureComponent, ScoredRollout};
-use crate::policy::{LogprobOracle, Policy, ShadowCheckpoints};
+use crate::policy::{Policy, ShadowCheckpoints};
 use crate::stages::batcher::{
     AdvantageBatcher, BatcherLinks, CompleteGroup, ConstantGroups, CpuPool, StalenessGate,
 };
 use crate::stages::evaluator::Evaluator;
 use crate::stages::feeder::{Allowance, Feeder};
 use crate::stages::sampler::{GroupSampler, SampledRollout, Sampler};
-use crate::stages::scorer::{LogprobSource, RolloutScorer, Scorer, ScoringOracles};
+use crate::stages::scorer::{
+    LogprobSource, ReferenceModel, RolloutReference, RolloutScorer, Scorer, ScoringOracles,
+};
 use crate::stages::shadow::ShadowTrainer;
 use crate::stages::trainer::{FinishRequest, Trainer, TrainerLinks};
 use minds_core::record::EvaluationRecord;
 use minds_core::schedule::ScheduleError;
-use minds_core::service::{SamplingBackend, TrainingBackend};
+use minds_core::service::TrainingBackend;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -228,14 +230,13 @@ impl SharedParts<'_> {
         scored: MailboxSender<(Arc<Group>, ScoredRollout)>,
         policy: watch::Receiver<Arc<Policy>>,
         logprob_source: LogprobSource,
-        reference: Option<Arc<dyn SamplingBackend>>,
+        reference: Option<ReferenceModel>,
     ) -> (StageHandle, MailboxSender<SampledRollout>) {
         let capacity = self.capacities().rollouts;
         let (rollouts, receiver) = mailbox("rollouts", capacity);
-        let oracle = |reference| Arc::new(LogprobOracle::new(reference, self.queries.clone(), None));
         let scorer = Arc::new(RolloutScorer {
             oracles: ScoringOracles::new(logprob_source, &self.queries),
-            reference: reference.map(oracle),
+            reference: reference.map(|reference| RolloutReference::new(reference, &self.queries)),
             policy,
             generator: self.generator(),
             board: self.board.clone(),

@@ -16,11 +16,12 @@ use crate::telemetry::StageBoard;
 use actix::prelude::{Actor, Context, Handler};
 use async_trait::async_trait;
 use futures::future::{try_join, try_join_all};
+use minds_core::chat::{Message, Role};
 use minds_core::datum::Datum;
 use minds_core::environment::{LogprobDelta, Oracle};
 use minds_core::ids::Token;
 use minds_core::reward::{RewardError, Score};
-use minds_core::rollout::Rollout;
+use minds_core::rollout::{Rollout, Turn};
 use minds_core::service::SamplingBackend;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -38,6 +39,63 @@ pub enum LogprobSource {
     Latest,
     /// Weights that the run does not change.
     Fixed(Arc<dyn SamplingBackend>),
+}
+
+/// A model that rollouts are compared with, token by token.
+#[derive(Clone)]
+pub struct ReferenceModel {
+    /// Its weights, which the run does not change.
+    pub sampler: Arc<dyn SamplingBackend>,
+    /// Messages that it reads before the conversation, and the policy does not: instructions, or examples.
+    pub context: Arc<[Message]>,
+}
+
+/// A reference with its cache.
+pub(crate) struct RolloutReference {
+    oracle: LogprobOracle,
+    context: Arc<[Message]>,
+}
+
+impl RolloutReference {
+    pub(crate) fn new(model: ReferenceModel, queries: &Arc<QueryBudget>) -> Self {
+        let oracle = LogprobOracle::new(model.sampler, queries.clone(), None);
+        Self { oracle, context: model.context }
+    }
+
+    /// What the reference reads before the completion of a turn.
+    fn prompt(&self, group: &Group, rollout: &Rollout, turn: &Turn) -> Result<Arc<[Token]>, RewardError> {
+        if self.context.is_empty() {
+            return Ok(turn.prompt.clone());
+        }
+        let renderer = &group.component.renderer;
+        let opening = rollout.prompt(&group.item);
+        let own = renderer.prompt(opening)?;
+        let rest = turn.prompt.strip_prefix(&own[..]).ok_or_else(|| {
+            RewardError::Unsupported(format!(
+                "a teacher with messages of its own for {}, whose prompts do not begin with the tokens of their first messages",
+                group.component.name
+            ))
+        })?;
+        let mut prompt = renderer.prompt(&with_context(&self.context, opening))?;
+        prompt.extend_from_slice(rest);
+        Ok(prompt.into())
+    }
+}
+
+/// A conversation behind further messages. Two system messages become one: templates take a single one, at the start.
+fn with_context(context: &[Message], conversation: &[Message]) -> Vec<Message> {
+    match (context, conversation) {
+        ([ours, examples @ ..], [theirs, rest @ ..])
+            if ours.role == Role::System && theirs.role == Role::System =>
+        {
+            let system = Message::system(format!("{}\n\n{}", ours.content, theirs.content));
+            [&[system], examples, rest].concat()
+        }
+        (examples, [theirs, rest @ ..]) if theirs.role == Role::System => {
+            [std::slice::from_ref(theirs), examples, rest].concat()
+        }
+        _ => [context, conversation].concat(),
+    }
 }
 
 /// The oracles of a [`LogprobSource`], with their caches.
@@ -102,8 +160,8 @@ pub struct Scorer(pub Arc<RolloutScorer>);
 pub struct RolloutScorer {
     /// Oracles that answer logprob queries of rewards.
     pub(crate) oracles: ScoringOracles,
-    /// Returns logprobs of the completions under the reference weights, if there are any.
-    pub(crate) reference: Option<Arc<LogprobOracle>>,
+    /// Returns logprobs of the completions under the reference, if there is one.
+    pub(crate) reference: Option<RolloutReference>,
     /// The newest published weights.
     pub policy: watch::Receiver<Arc<Policy>>,
     /// Computes rewards with retries and time limits.
@@ -212,16 +270,50 @@ impl RolloutScorer {
                 None => self.generator.score(&group.component, &group.item, rollout, &oracle).await,
             }
         };
-        try_join(scoring, self.drift(rollout)).await
+        try_join(scoring, self.drift(group, rollout)).await
     }
 
-    async fn drift(&self, rollout: &Rollout) -> Result<Drift, RewardError> {
+    async fn drift(&self, group: &Group, rollout: &Rollout) -> Result<Drift, RewardError> {
         let Some(reference) = &self.reference else { return Ok(Drift::new()) };
         try_join_all(rollout.turns.iter().map(|turn| async move {
-            let ask = || reference.logprobs(turn.prompt.clone(), turn.completion.tokens[..].into());
+            let prompt = reference.prompt(group, rollout, turn)?;
+            let ask = || reference.oracle.logprobs(prompt.clone(), turn.completion.tokens[..].into());
             let logprobs = self.generator.retry.run("reference", ask).await?;
             Ok(turn.completion.logprobs.iter().zip(logprobs.iter()).map(|(now, then)| now - then).collect())
         }))
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_messages_of_a_teacher_stand_before_the_conversation_behind_one_system_message() {
+        let system = |text: &str| Message::system(text);
+        let question = Message::user("q");
+        let example = [Message::user("e"), Message::assistant("a")];
+        let [one, two] = &example;
+        for (context, conversation, expected) in [
+            (vec![system("t")], vec![question.clone()], vec![system("t"), question.clone()]),
+            (
+                vec![system("t")],
+                vec![system("s"), question.clone()],
+                vec![system("t\n\ns"), question.clone()],
+            ),
+            (
+                example.to_vec(),
+                vec![system("s"), question.clone()],
+                vec![system("s"), one.clone(), two.clone(), question.clone()],
+            ),
+            (
+                vec![system("t"), one.clone(), two.clone()],
+                vec![system("s"), question.clone()],
+                vec![system("t\n\ns"), one.clone(), two.clone(), question.clone()],
+            ),
+        ] {
+            assert_eq!(with_context(&context, &conversation), expected);
+        }
     }
 }

@@ -73,8 +73,8 @@ numbers! {
         /// The step stands, because its gradients are the service's own; such tokens are left out of the
         /// gaps. If it is not 0, the service computes wrong logprobs.
         impossible_logprobs: "optim/impossible_logprobs" "tokens",
-        /// Mean logprob at sampling minus that under the reference (`trainer.kl_reference`); only with
-        /// `kl_penalty_coef`.
+        /// Mean logprob at sampling minus that under the reference (`trainer.kl_reference`, or the teacher); only with
+        /// `kl_penalty_coef` or `[teacher]`. It estimates the reverse KL per token.
         kl_reference: "optim/kl_policy_base" "nats",
         /// Norm of all gradients before clipping, as the embedded engine reports it.
         grad_norm: "optim/grad_norm" "–",

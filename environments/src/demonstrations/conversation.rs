@@ -102,6 +102,11 @@ impl Conversation {
         self.imitated.iter().map(|at| self.templated_turn(renderer, tools, *at)).collect()
     }
 
+    /// All messages, if each is text alone.
+    pub(super) fn plain_messages(&self) -> Option<Vec<Message>> {
+        self.is_plain().then(|| self.messages.iter().map(plain).collect())
+    }
+
     /// Whether every message is text alone.
     fn is_plain(&self) -> bool {
         let plain = |message: &Value| {

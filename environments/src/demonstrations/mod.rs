@@ -8,7 +8,7 @@ mod conversation;
 use crate::rows::{self, Columns, DataRow};
 use async_trait::async_trait;
 use conversation::{Conversation, TurnForm};
-use minds_core::chat::Renderer;
+use minds_core::chat::{Message, Renderer};
 use minds_core::demonstration::{DemonstrationError, Demonstrations, ImitatedTurn};
 use minds_core::environment::{
     Environment, Item, RolloutSession, ScoringContext, SelfDrivenEnvironment, SessionError, SessionRollout,
@@ -127,6 +127,25 @@ impl DemonstrationSet {
     fn conversation(&self, item: &Item) -> &Conversation {
         &self.conversations[(item.index % self.items) as usize]
     }
+}
+
+/// All messages of a file of conversations, in their order: examples for a model to read.
+///
+/// # Errors
+/// The file cannot be read, a row is wrong, or one has tools or thoughts.
+pub fn example_messages(data: &str) -> Result<Vec<Message>, DemonstrationFileError> {
+    let rows = rows::read(data).map_err(DemonstrationFileError)?;
+    let mut messages = Vec::new();
+    for row in rows {
+        let place = row.place.to_string();
+        let wrong = |why: String| DemonstrationFileError(format!("{place}: {why}"));
+        let conversation = Conversation::of(row, TrainedTurns::LastAssistant).map_err(wrong)?;
+        let own = conversation.plain_messages().ok_or_else(|| {
+            DemonstrationFileError(format!("{place}: an example has neither tools nor thoughts"))
+        })?;
+        messages.extend(own);
+    }
+    Ok(messages)
 }
 
 /// Whether a row is held out. It depends on the row alone, so that adding rows moves no other.

@@ -106,6 +106,7 @@ fn train(command: &cli::RunArgs, spent: Duration) -> Result<RunEnd, CommandError
     plan.warnings.extend(assemble::contamination(&compared));
     let changes = folder.compare(assemble::fingerprints(&plan, &components)).or_exit(ProcessExit::Config)?;
     changes.iter().for_each(|change| tracing::warn!("{change}; the run continues with the current version"));
+    let teacher = assemble::teacher_service(&plan, &ready)?;
     let result = system.block_on(async {
         let place = folder.path().display().to_string();
         let setting_up = || format!("failed to set up the run in {place}");
@@ -114,7 +115,7 @@ fn train(command: &cli::RunArgs, spent: Duration) -> Result<RunEnd, CommandError
             .await
             .with_context(setting_up)
             .or_exit(ProcessExit::Unavailable)?;
-        let reference = assemble::reference(&plan, &ready).await;
+        let reference = assemble::reference(&plan, &ready, teacher.as_ref()).await;
         let reference = reference.with_context(setting_up).or_exit(ProcessExit::Unavailable)?;
         let training = resume::adapter(&plan, &ready, &mut folder, first_weights.as_ref()).await;
         let training = training.with_context(setting_up).or_exit(ProcessExit::Unavailable)?;
@@ -184,13 +185,16 @@ fn train(command: &cli::RunArgs, spent: Duration) -> Result<RunEnd, CommandError
         }
         result
     });
-    ready.close(match &result {
+    let reason = match &result {
         Ok(()) => FinishReason::Success,
         Err(fault) if matches!(fault.exit, ProcessExit::Interrupted | ProcessExit::Budget) => {
             FinishReason::Interrupted
         }
         Err(_) => FinishReason::Errored,
-    });
+    };
+    for service in teacher.into_iter().chain([ready]) {
+        service.close(reason);
+    }
     let steps = folder.last().map_or(0, |last| last.step);
     result.map(|()| match steps >= plan.pipeline.train.max_steps {
         true => RunEnd::Done,
@@ -274,6 +278,9 @@ fn banner(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, listening: O
             steps(plan.pipeline.max_steps_off_policy),
             plan.pipeline.credits()
         ),
+    }
+    if let Some(teacher) = &plan.teacher {
+        print_line!("teacher      {}", teacher.describe(&plan.base_model));
     }
     print_line!("run folder   {}", folder.path().display());
     match listening {

@@ -90,10 +90,13 @@ impl CompleteGroup {
             return Err(too_few(rewarded.len(), needed, size, &errors));
         }
         let rewards: Vec<Reward> = rewarded.iter().map(|(_, score, _)| score.reward).collect();
-        let advantages = estimator.advantages(&rewards);
+        let mut advantages = estimator.advantages(&rewards);
         // Rounding of the mean can leave a trace of an advantage where all rewards are equal.
         let constant =
             advantages.iter().all(|a| *a == 0.0) || (estimator != Estimator::None && is_constant(&rewards));
+        if !options.rewards {
+            advantages.fill(0.0);
+        }
         let members: Arc<[TrainingRollout]> = rewarded
             .into_iter()
             .zip(advantages)

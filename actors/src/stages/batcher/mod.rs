@@ -46,6 +46,8 @@ pub struct BatcherOptions {
     pub weighting: LossWeighting,
     /// Penalty per nat of drift from the reference; 0 where there is no reference.
     pub kl_penalty: f32,
+    /// Whether rewards are trained; otherwise only the drift from the reference is.
+    pub rewards: bool,
     /// Minibatches of equal size in which a batch is sent.
     pub minibatches: NonZeroUsize,
     /// How groups are kept from becoming too stale.

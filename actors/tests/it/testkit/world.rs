@@ -106,6 +106,7 @@ impl World {
                 min_members: NonZeroUsize::MIN,
                 weighting: LossWeighting::Token,
                 kl_penalty: 0.0,
+                rewards: true,
                 minibatches: NonZeroUsize::MIN,
                 staleness: StalenessHandling::Wait,
             },
@@ -185,7 +186,10 @@ impl World {
             sampler: service.sampler(start.step),
             in_flight,
             logprob_source: self.judge,
-            reference: self.reference.map(|version| service.sampler(version)),
+            reference: self.reference.map(|version| scorer::ReferenceModel {
+                sampler: service.sampler(version),
+                context: Arc::default(),
+            }),
             queries: queries.clone(),
             shadow: self.shadow.map(|(options, from)| ShadowSetup {
                 options,
