@@ -222,6 +222,7 @@ fn pipeline_options(weights: SamplerWeights) -> PipelineOptions {
             weighting: LossWeighting::Token,
             kl_penalty: 0.0,
             rewards: true,
+            length: LengthShaping::default(),
             minibatches: one,
             staleness: StalenessHandling::Wait,
         },

@@ -16,7 +16,7 @@ use minds_core::service::SamplerWeights;
 use minds_engine::runtime::SwapKv;
 use minds_environments::demonstrations::TrainedTurns;
 use minds_environments::worker::BadReward;
-use minds_stages::batcher::{ConstantGroups, LossWeighting, StalenessHandling};
+use minds_stages::batcher::{ConstantGroups, LossWeighting, StalenessHandling, TruncatedRollouts};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -232,6 +232,12 @@ pub struct TrainerConfig {
     pub max_first_gap: Option<f64>,
     /// Penalty per nat of drift from the reference.
     pub kl_penalty_coef: Option<f64>,
+    /// What becomes of rollouts whose last completion was cut off.
+    pub truncated: Option<Choice<TruncatedRollouts>>,
+    /// Tokens before `max_new_tokens` from which on a completion costs reward.
+    pub overlong_buffer: Option<NonZeroUsize>,
+    /// Most reward that length costs among the better rollouts of a group.
+    pub length_penalty: Option<f64>,
     /// The reference weights of the drift penalty.
     pub kl_reference: Option<WeightsChoice<ReferenceWeights>>,
     /// How groups whose rewards are all equal are handled.

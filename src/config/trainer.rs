@@ -11,7 +11,7 @@ use minds_core::lora::{LoraSpec, LoraSpecError};
 use minds_core::loss::{Loss, PolicyLoss};
 use minds_core::sampling::{SamplingParams, Stop};
 use minds_core::service::SamplerWeights;
-use minds_stages::batcher::{BatcherOptions, ConstantGroups, StalenessHandling};
+use minds_stages::batcher::{BatcherOptions, ConstantGroups, LengthShaping, StalenessHandling};
 use minds_stages::pipeline::batches_ahead;
 use minds_stages::trainer::TrainerOptions;
 use serde::de::{Error as _, IntoDeserializer as _};
@@ -116,6 +116,7 @@ pub(super) fn batch(trainer: &TrainerConfig) -> Result<BatcherOptions, KeyProble
         weighting: chosen(trainer.loss_weighting),
         kl_penalty: kl_penalty(trainer)?,
         rewards: true,
+        length: length(trainer)?,
         minibatches,
         staleness: chosen(trainer.staleness),
     })
@@ -242,6 +243,23 @@ fn min_members(trainer: &TrainerConfig) -> Result<NonZeroUsize, KeyProblem> {
         }
         None => Ok(NonZeroUsize::new(if drops { size } else { most }).unwrap_or(NonZeroUsize::MIN)),
     }
+}
+
+/// How the length of completions counts.
+fn length(trainer: &TrainerConfig) -> Result<LengthShaping, KeyProblem> {
+    let length_penalty = trainer.length_penalty.unwrap_or(0.0);
+    let holds = length_penalty.is_finite() && length_penalty >= 0.0;
+    ensure_number("trainer.length_penalty", length_penalty, holds, "be a reward of at least 0")?;
+    let limit = trainer.args.max_new_tokens.unwrap_or(MAX_NEW_TOKENS);
+    if let Some(buffer) = trainer.overlong_buffer {
+        let must = format_args!("be at most trainer.args.max_new_tokens = {limit}");
+        ensure("trainer.overlong_buffer", buffer, buffer <= limit, must)?;
+    }
+    Ok(LengthShaping {
+        truncated: chosen(trainer.truncated),
+        overlong_buffer: trainer.overlong_buffer,
+        length_penalty,
+    })
 }
 
 /// Penalty per nat of drift from the reference; 0 for no reference.

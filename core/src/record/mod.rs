@@ -216,7 +216,8 @@ numbers! {
     open parts {
         /// Mean of what the rewards were made of, over the rollouts that have it: each environment's own,
         /// listed in `environments/README.md`. `bonus_of_zero` and `bonus_of_mean` are what the best constant
-        /// predictions would have earned. Python packages have `reward_coerced`, `reward_errors` and what
+        /// predictions would have earned. `length_penalty` is what length cost, with `trainer.overlong_buffer` or
+        /// `length_penalty`; the rewards are those without it. Python packages have `reward_coerced`, `reward_errors` and what
         /// they report. A part with the name of one of the numbers above is under `env/<name>/metric/`.
         "<part>" "–",
     }

@@ -1,6 +1,6 @@
 //! Groups in the batcher: open ones by member, ready ones by age. Does no I/O.
 
-use super::{BatcherOptions, ConstantGroups, LossWeighting};
+use super::{BatcherOptions, ConstantGroups, LossWeighting, RolloutLength, TruncatedRollouts};
 use crate::ledger::GroupOutcome;
 use crate::messages::{
     Drift, Group, RolloutError, SavedGroup, ScoredRollout, TrainingGroup, TrainingRollout,
@@ -19,6 +19,9 @@ use std::sync::{Arc, Weak};
 /// token of this logprob once in nine million draws, so what is reported here is a fault of the service far more often
 /// than a fact; and as no trained logprob is above 0, importance ratios are at most `exp(16)` then.
 const LEAST_LOGPROB: f32 = -16.0;
+
+/// Name of the metric that tells what a rollout's length cost it.
+const LENGTH_PENALTY: &str = "length_penalty";
 
 /// Members by group, until a group is complete.
 #[derive(Default)]
@@ -89,7 +92,19 @@ impl CompleteGroup {
         if rewarded.len() < needed {
             return Err(too_few(rewarded.len(), needed, size, &errors));
         }
-        let rewards: Vec<Reward> = rewarded.iter().map(|(_, score, _)| score.reward).collect();
+        let lengths: Vec<RolloutLength> =
+            rewarded.iter().map(|(rollout, _, _)| RolloutLength::of(rollout)).collect();
+        let mut rewards: Vec<Reward> = rewarded.iter().map(|(_, score, _)| score.reward).collect();
+        if options.length.changes_rewards() {
+            let limit = group.component.sampling.max_tokens;
+            let plain: Vec<f64> = rewards.iter().map(|reward| reward.get().into()).collect();
+            let changes = options.length.shaping(&plain, &lengths, limit);
+            for (((_, score, _), reward), change) in rewarded.iter_mut().zip(&mut rewards).zip(changes) {
+                score.metrics.insert(LENGTH_PENALTY.into(), -change);
+                let shaped = Reward::new((f64::from(reward.get()) + change) as f32);
+                *reward = shaped.map_err(|error| GroupOutcome::Failed(error.to_string()))?;
+            }
+        }
         let mut advantages = estimator.advantages(&rewards);
         // Rounding of the mean can leave a trace of an advantage where all rewards are equal.
         let constant =
@@ -106,7 +121,8 @@ impl CompleteGroup {
         // Without a penalty, equal rewards give no gradient.
         let teaches = !filtered && (!constant || options.kl_penalty > 0.0);
         let GroupData { data, swapped, masked_tokens } = match teaches {
-            true => data(&members, constant, options).map_err(|e| GroupOutcome::Failed(e.to_string()))?,
+            true => data(&members, &lengths, constant, options)
+                .map_err(|e| GroupOutcome::Failed(e.to_string()))?,
             false => GroupData::default(),
         };
         let oldest = members.iter().map(|m| m.rollout.policy).min().unwrap_or(PolicyVersion(0));
@@ -183,12 +199,16 @@ struct GroupData {
 /// The data of a group's members. In a group of `constant` rewards only the KL penalty teaches.
 fn data(
     members: &[TrainingRollout],
+    lengths: &[RolloutLength],
     constant: bool,
     options: &BatcherOptions,
 ) -> Result<GroupData, DatumError> {
     let penalty = penalty(members, options.kl_penalty);
     let mut all = GroupData::default();
-    for member in members {
+    for (member, length) in members.iter().zip(lengths) {
+        if length.truncated && options.length.truncated == TruncatedRollouts::Mask {
+            continue;
+        }
         let weight = match options.weighting {
             LossWeighting::Token => 1.0,
             LossWeighting::Sequence => 1.0 / member.rollout.sampled_tokens().max(1) as f32,

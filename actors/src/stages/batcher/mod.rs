@@ -8,6 +8,7 @@
 
 mod cpu_pool;
 mod groups;
+mod length;
 mod staleness_gate;
 
 use crate::ledger::{GroupOutcome, one_line};
@@ -20,6 +21,8 @@ use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
 pub use cpu_pool::{CpuPool, CpuPoolError};
 pub(crate) use groups::CompleteGroup;
 use groups::{OpenGroups, ReadyGroups};
+use length::RolloutLength;
+pub use length::{LengthShaping, TruncatedRollouts};
 use minds_core::advantage::Estimator;
 use serde::{Deserialize, Serialize};
 pub use staleness_gate::StalenessGate;
@@ -46,6 +49,8 @@ pub struct BatcherOptions {
     pub weighting: LossWeighting,
     /// Penalty per nat of drift from the reference; 0 where there is no reference.
     pub kl_penalty: f32,
+    /// How the length of completions counts.
+    pub length: LengthShaping,
     /// Whether rewards are trained; otherwise only the drift from the reference is.
     pub rewards: bool,
     /// Minibatches of equal size in which a batch is sent.

@@ -107,6 +107,7 @@ impl World {
                 weighting: LossWeighting::Token,
                 kl_penalty: 0.0,
                 rewards: true,
+                length: batcher::LengthShaping::default(),
                 minibatches: NonZeroUsize::MIN,
                 staleness: StalenessHandling::Wait,
             },
