@@ -24,7 +24,9 @@ use minds_engine::embedded::EmbeddedService;
 use minds_engine::model::Model;
 use minds_engine::runtime::{EngineOptions, SwapKv};
 use minds_models::ByteTokenizer;
-use minds_stages::batcher::{BatcherOptions, ConstantGroups, CpuPool, LossWeighting, StalenessHandling};
+use minds_stages::batcher::{
+    BatcherOptions, ConstantGroups, CpuPool, LengthShaping, LossWeighting, StalenessHandling,
+};
 use minds_stages::messages::MixtureComponent;
 use minds_stages::pipeline::{Pipeline, PipelineEvent, PipelineOptions, PipelineParts, ResumePoint};
 use minds_stages::policy::{QueryBudget, QueryLimits};

@@ -35,6 +35,10 @@ pub enum ArgKind {
     Choice(&'static [&'static str]),
     /// Any text that is not empty; this one is the default.
     Text(&'static str),
+    /// Any text that is not empty; the environment cannot be loaded without it.
+    RequiredText,
+    /// Any text that is not empty, or none, which is the default.
+    OptionalText,
     /// A table; empty by default. The environment checks its contents.
     Table,
 }
@@ -52,16 +56,17 @@ pub struct Arg {
     pub about: &'static str,
 }
 
-impl Arg {
+impl ArgKind {
     /// Value when the argument is absent.
     #[must_use]
     pub fn default(&self) -> Value {
-        match self.kind {
+        match *self {
             ArgKind::Flag(default) => default.into(),
             ArgKind::Whole { default, .. } => default.into(),
             ArgKind::Number { default, .. } => default.into(),
             ArgKind::Choice(words) => words.first().copied().into(),
             ArgKind::Text(default) => default.into(),
+            ArgKind::RequiredText | ArgKind::OptionalText => Value::Null,
             ArgKind::Table => Map::new().into(),
         }
     }
@@ -69,7 +74,7 @@ impl Arg {
     /// Describes the accepted values in words.
     #[must_use]
     pub fn allowed(&self) -> String {
-        match self.kind {
+        match *self {
             ArgKind::Flag(_) => "true or false".into(),
             ArgKind::Whole { min, max, .. } => format!("a whole number from {min} to {max}"),
             ArgKind::Number { min, max, .. } => format!("a number from {min} to {max}"),
@@ -78,18 +83,19 @@ impl Arg {
                 write!(text, "{join}\"{word}\"").expect("writing to a string cannot fail");
                 text
             }),
-            ArgKind::Text(_) => "a text".into(),
+            ArgKind::Text(_) | ArgKind::RequiredText | ArgKind::OptionalText => "a text".into(),
             ArgKind::Table => "a table".into(),
         }
     }
 
     fn allows(&self, value: &Value) -> bool {
-        match self.kind {
+        match *self {
             ArgKind::Flag(_) => value.is_boolean(),
             ArgKind::Whole { min, max, .. } => value.as_i64().is_some_and(|n| (min..=max).contains(&n)),
             ArgKind::Number { min, max, .. } => value.as_f64().is_some_and(|x| (min..=max).contains(&x)),
             ArgKind::Choice(words) => value.as_str().is_some_and(|word| words.contains(&word)),
-            ArgKind::Text(_) => value.as_str().is_some_and(|text| !text.is_empty()),
+            ArgKind::Text(_) | ArgKind::RequiredText => value.as_str().is_some_and(|text| !text.is_empty()),
+            ArgKind::OptionalText => value.is_null() || value.as_str().is_some_and(|text| !text.is_empty()),
             ArgKind::Table => value.is_object(),
         }
     }
@@ -125,7 +131,8 @@ pub(crate) use arguments;
 /// The arguments as given, completed with defaults.
 ///
 /// # Errors
-/// A key that the table lacks, a value that it does not allow, or an argument without effect.
+/// A key that the table lacks, a required argument that is missing, a value that the table does not allow, or an argument
+/// without effect.
 pub(crate) fn resolve(
     env: &'static str,
     table: &'static [Arg],
@@ -136,12 +143,16 @@ pub(crate) fn resolve(
         let allowed = names().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         return Err(EnvError::UnknownArg { env, key: key.clone(), allowed, nearest: nearest(key, names()) });
     }
+    let missing = |arg: &&Arg| arg.kind == ArgKind::RequiredText && !given.contains_key(arg.name);
+    if let Some(arg) = table.iter().find(missing) {
+        return Err(EnvError::MissingArg { env, key: arg.name, about: arg.about });
+    }
     let mut resolved = Map::new();
     for arg in table {
-        let value = given.get(arg.name).cloned().unwrap_or_else(|| arg.default());
-        if !arg.allows(&value) {
+        let value = given.get(arg.name).cloned().unwrap_or_else(|| arg.kind.default());
+        if !arg.kind.allows(&value) {
             let value = value.to_string();
-            let allowed = arg.allowed();
+            let allowed = arg.kind.allowed();
             return Err(EnvError::WrongArg { env, key: arg.name, value, allowed });
         }
         resolved.insert(arg.name.into(), value);
@@ -196,6 +207,23 @@ mod tests {
         Arg { name: "inner", kind: ArgKind::Text("x"), only_with: None, about: "" },
         Arg { name: "rest", kind: ArgKind::Table, only_with: None, about: "" },
     ];
+
+    const WITH_REQUIRED: &[Arg] = &[
+        Arg { name: "data", kind: ArgKind::RequiredText, only_with: None, about: "the file" },
+        Arg { name: "note", kind: ArgKind::OptionalText, only_with: None, about: "" },
+    ];
+
+    #[test]
+    fn a_required_text_has_no_default_and_an_optional_one_may_be_left_out() {
+        let check = |given: Value| {
+            let given = given.as_object().expect("a table").clone();
+            resolve("e", WITH_REQUIRED, &given).map(Value::Object).map_err(|e| e.to_string())
+        };
+        assert_eq!(check(json!({})), Err("`data` of `e` is missing: the file".to_owned()));
+        assert_eq!(check(json!({"data": "x"})), Ok(json!({"data": "x", "note": null})));
+        assert_eq!(check(json!({"data": "x", "note": "y"})), Ok(json!({"data": "x", "note": "y"})));
+        assert!(check(json!({"data": "x", "note": ""})).is_err());
+    }
 
     fn check(given: Value) -> Result<Value, String> {
         let given = given.as_object().expect("a table").clone();

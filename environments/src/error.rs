@@ -70,6 +70,26 @@ pub enum EnvError {
         /// The known argument closest in spelling.
         nearest: Option<&'static str>,
     },
+    /// A required argument is missing.
+    #[error("`{key}` of `{env}` is missing: {about}")]
+    MissingArg {
+        /// Id of the environment.
+        env: &'static str,
+        /// Key of the missing argument.
+        key: &'static str,
+        /// What the argument does.
+        about: &'static str,
+    },
+    /// An argument names something that cannot be used, such as a file with a wrong row.
+    #[error("`{key}` of `{env}` cannot be used: {why}")]
+    UnusableArg {
+        /// Id of the environment.
+        env: &'static str,
+        /// Key of the argument.
+        key: &'static str,
+        /// What is wrong, and where.
+        why: String,
+    },
     /// An argument has the wrong type or lies out of range.
     #[error("`{key}` of `{env}` is {value}; it must be {allowed}")]
     WrongArg {

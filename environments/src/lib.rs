@@ -8,6 +8,7 @@
 pub mod args;
 pub mod demonstrations;
 pub mod error;
+mod jinja;
 pub mod native;
 pub mod parse;
 pub mod render;

@@ -157,7 +157,10 @@ pub fn find_python(plan: &RunPlan, env: &EnvPlan) -> Result<(), ConfigError> {
 fn complaint(plan: &RunPlan, env: &EnvPlan, error: &EnvError) -> ConfigError {
     let key = match error {
         EnvError::UnknownArg { key, .. } => format!("args.{key}"),
-        EnvError::WrongArg { key, .. } | EnvError::NoEffect { key, .. } => format!("args.{key}"),
+        EnvError::WrongArg { key, .. }
+        | EnvError::NoEffect { key, .. }
+        | EnvError::MissingArg { key, .. }
+        | EnvError::UnusableArg { key, .. } => format!("args.{key}"),
         EnvError::Unknown { .. }
         | EnvError::NoFolder { .. }
         | EnvError::NoPackage { .. }

@@ -19,6 +19,7 @@ use minds_core::rollout::{Rollout, Turn};
 use minds_core::sampling::{Completion, StopReason};
 use minds_core::schedule::Schedule;
 use minds_core::service::SamplingBackend;
+use minds_environments::args::{Arg, ArgKind};
 use minds_environments::native::{self, EnvInfo};
 use minds_environments::worker::{ModelProfile, PythonEnvironment};
 use minds_models::ByteTokenizer;
@@ -45,11 +46,16 @@ pub fn run(command: &EnvsCommand) -> Result<(), CommandError> {
             Ok(())
         }
         EnvsCommand::Show { env } => {
-            if native::is_native(&env.name) {
-                show(&*native(env)?);
-            } else {
+            if !native::is_native(&env.name) {
                 show_python(&python(env)?);
+                return Ok(());
             }
+            let loaded = native(env);
+            // Without its required arguments an environment cannot be loaded, but its table can be read.
+            if let (Err(_), Some(info)) = (&loaded, info_of(&env.name).filter(|_| env.set.is_empty())) {
+                show_arguments(info);
+            }
+            show(&*loaded?);
             Ok(())
         }
         EnvsCommand::Sample { env, n, json } => {
@@ -160,18 +166,31 @@ fn info(environment: &dyn Environment) -> &'static EnvInfo {
     info.expect("what was loaded is listed")
 }
 
+fn info_of(id: &str) -> Option<&'static EnvInfo> {
+    let name = id.trim_end_matches('/').rsplit('/').next()?;
+    native::list().iter().find(|info| info.id == name)
+}
+
 fn show(environment: &dyn Environment) {
-    let info = info(environment);
-    print_line!("{}: {}", info.id, info.about);
-    print_line!("{} items, {} kinds in turn", environment.items(), environment.strata());
-    print_line!("\narguments:{}", if info.args.is_empty() { " none" } else { "" });
-    for arg in info.args {
-        let only =
-            arg.only_with.map_or_else(String::new, |(key, word)| format!("; only with {key} = {word}"));
-        print_line!("  {} = {}  ({}{only})\n      {}", arg.name, arg.default(), arg.allowed(), arg.about);
-    }
+    show_arguments(info(environment));
+    print_line!("\n{} items, {} kinds in turn", environment.items(), environment.strata());
     print_line!("");
     show_item(&environment.item(0));
+}
+
+fn show_arguments(info: &EnvInfo) {
+    print_line!("{}: {}", info.id, info.about);
+    print_line!("\narguments:{}", if info.args.is_empty() { " none" } else { "" });
+    for Arg { name, kind, only_with, about } in info.args {
+        let default = match kind {
+            ArgKind::RequiredText => "  (required".to_owned(),
+            ArgKind::OptionalText => "  (optional".to_owned(),
+            _ => format!(" = {}  (", kind.default()),
+        };
+        let separator = if default.ends_with('(') { "" } else { ": " };
+        let only = only_with.map_or_else(String::new, |(key, word)| format!("; only with {key} = {word}"));
+        print_line!("  {name}{default}{separator}{}{only})\n      {about}", kind.allowed());
+    }
 }
 
 fn show_python(environment: &PythonEnvironment) {

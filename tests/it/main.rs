@@ -10,6 +10,7 @@ mod command_line;
 mod contract;
 mod dashboard;
 mod distillation;
+mod dataset;
 mod envs;
 mod evaluated;
 mod failures;

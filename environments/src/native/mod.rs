@@ -5,6 +5,7 @@
 //! of a run cannot get each other's data. An environment is immutable once loaded, and what it asks of an
 //! [`Oracle`](minds_core::environment::Oracle) depends on the item alone, so that a group asks it once.
 
+pub mod dataset;
 pub mod entropy_intuition;
 pub mod ghost_trace;
 pub mod gradient_intuition;
@@ -14,7 +15,7 @@ pub mod plain_letters;
 pub mod self_prediction;
 pub mod target_number;
 
-use crate::args::Arg;
+use crate::args::{Arg, ArgKind};
 use crate::error::{EnvError, nearest};
 use minds_core::environment::{Environment, ScoringContext};
 use serde_json::{Map, Value};
@@ -35,9 +36,18 @@ pub struct EnvInfo {
     pub(crate) load: Loader,
 }
 
+impl EnvInfo {
+    /// Whether the environment cannot be loaded without arguments.
+    #[must_use]
+    pub fn requires_args(&self) -> bool {
+        self.args.iter().any(|arg| arg.kind == ArgKind::RequiredText)
+    }
+}
+
 pub(crate) type Loader = fn(&Map<String, Value>, u64) -> Result<Arc<dyn Environment>, EnvError>;
 
 const ENVIRONMENTS: &[EnvInfo] = &[
+    dataset::INFO,
     entropy_intuition::INFO,
     ghost_trace::INFO,
     gradient_intuition::INFO,
@@ -136,18 +146,18 @@ mod tests {
 
     #[test]
     fn every_environment_loads_with_the_defaults_of_its_table() {
-        for info in list() {
+        for info in list().iter().filter(|info| !info.requires_args()) {
             let defaults: Map<String, Value> = info
                 .args
                 .iter()
                 .filter(|arg| {
                     arg.only_with.is_none_or(|(other, word)| {
-                        info.args
-                            .iter()
-                            .any(|a| a.name == other && a.default().to_string().trim_matches('"') == word)
+                        info.args.iter().any(|a| {
+                            a.name == other && a.kind.default().to_string().trim_matches('"') == word
+                        })
                     })
                 })
-                .map(|arg| (arg.name.to_owned(), arg.default()))
+                .map(|arg| (arg.name.to_owned(), arg.kind.default()))
                 .collect();
             let explicit = load(info.id, &defaults, 1);
             let implicit = load(info.id, &Map::new(), 1);

@@ -5,16 +5,18 @@ use minds_core::chat::Termination;
 use minds_core::environment::Environment;
 use minds_core::ids::Token;
 use minds_core::reward::RewardError;
+use minds_environments::native::EnvInfo;
 use minds_environments::{native, render};
-use serde_json::{Map, json};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 fn all(seed: u64) -> Vec<Arc<dyn Environment>> {
-    native::list()
-        .iter()
-        .map(|info| native::load(info.id, &Map::new(), seed).expect("the defaults are right"))
-        .collect()
+    let load = |info: &EnvInfo| {
+        let args = if info.requires_args() { crate::dataset::sums() } else { json!({}) };
+        native::load(info.id, args.as_object().expect("a table"), seed).expect("the arguments are right")
+    };
+    native::list().iter().map(load).collect()
 }
 
 /// A reader that answers everything.

@@ -1,6 +1,7 @@
 //! Renderers and environments as the line uses them, over fakes that are scripted in the test.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
+mod dataset;
 mod entropy_intuition;
 mod ghost_trace;
 mod gradient_intuition;

@@ -6,6 +6,7 @@
 //! access to this process, and its work is bounded.
 
 use super::{python_json, python_methods};
+use crate::jinja::{describe, object, value};
 use minds_core::chat::ChatTemplate;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -164,34 +165,6 @@ fn message(message: &Json) -> Value {
         fields.insert("reasoning_content".into(), reasoning);
     }
     object(&fields)
-}
-
-fn object(fields: &Map<String, Json>) -> Value {
-    Value::from_pairs(fields.iter().map(|(name, field)| (name.clone(), value(field))))
-}
-
-fn value(json: &Json) -> Value {
-    match json {
-        Json::Null => Value::from(()),
-        Json::Bool(value) => Value::from(*value),
-        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(number), _) => Value::from(number),
-            (None, Some(number)) => Value::from(number),
-            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
-        },
-        Json::String(text) => Value::from(text.as_str()),
-        Json::Array(items) => Value::from_iter(items.iter().map(value)),
-        Json::Object(fields) => object(fields),
-    }
-}
-
-/// The error with its line, on one line.
-fn describe(error: &Error) -> String {
-    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    match error.line() {
-        Some(line) => format!("{detail} (line {line} of the template)"),
-        None => detail,
-    }
 }
 
 fn date(argument: Option<Json>) -> Result<jiff::civil::DateTime, TemplateError> {
