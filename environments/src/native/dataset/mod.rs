@@ -6,6 +6,7 @@
 
 mod columns;
 mod extract;
+mod parquet;
 mod rows;
 mod split;
 mod verify;
@@ -42,7 +43,7 @@ pub const INFO: EnvInfo = EnvInfo {
 arguments! {
     DatasetOptions {
         data: String = RequiredText,
-            "the file with one row per task, relative to the working directory: .jsonl, or .jsonl.zst";
+            "the file with one row per task, relative to the working directory: .jsonl, .jsonl.zst or .parquet";
         prompt: Option<String> = OptionalText,
             "template of the prompt over the columns of a row, such as \"Solve: {{ question }}\"";
         system: Option<String> = OptionalText,

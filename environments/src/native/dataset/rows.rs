@@ -2,6 +2,7 @@
 //!
 //! Every row is a JSON object whose keys are the columns. An error names the file and the line.
 
+use super::parquet;
 use serde_json::{Map, Value};
 use std::fmt;
 use std::fs::File;
@@ -25,14 +26,28 @@ pub(super) struct DataRow {
 /// Where a row is.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RowPlace {
-    pub file: Arc<str>,
-    /// Line of a text file, from 1.
-    pub line: u64,
+    file: Arc<str>,
+    /// From 1.
+    number: u64,
+    is_line: bool,
+}
+
+impl RowPlace {
+    /// A line of a text file, from 1.
+    fn line(file: Arc<str>, number: u64) -> Self {
+        Self { file, number, is_line: true }
+    }
+
+    /// A row of a file without lines, from 1.
+    pub(super) fn row(file: Arc<str>, number: u64) -> Self {
+        Self { file, number, is_line: false }
+    }
 }
 
 impl fmt::Display for RowPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.file, self.line)
+        let separator = if self.is_line { ":" } else { ", row " };
+        write!(f, "{}{separator}{}", self.file, self.number)
     }
 }
 
@@ -57,10 +72,13 @@ pub(super) fn read(name: &str) -> Result<Vec<DataRow>, String> {
         format!("failed to open {name}: {error} (relative paths start at {})", here.display())
     })?;
     let lower = name.to_lowercase();
+    if lower.ends_with(".parquet") {
+        return parquet::read(name, file);
+    }
     let text = lower.strip_suffix(".zst").unwrap_or(&lower);
     if !text.ends_with(".jsonl") && !text.ends_with(".ndjson") {
         return Err(format!(
-            "{name} has none of the endings .jsonl, .ndjson, .jsonl.zst and .ndjson.zst: write one JSON object a line"
+            "{name} has none of the endings .jsonl, .ndjson, .jsonl.zst, .ndjson.zst and .parquet: write one JSON object a line"
         ));
     }
     let stream: Box<dyn Read> = if text.len() == lower.len() {
@@ -79,7 +97,7 @@ fn lines(name: &str, stream: impl Read) -> Result<Vec<DataRow>, String> {
     let mut buffer = Vec::new();
     for line in 1.. {
         buffer.clear();
-        let place = RowPlace { file: file.clone(), line };
+        let place = RowPlace::line(file.clone(), line);
         let read = reader.by_ref().take(LINE + 1).read_until(b'\n', &mut buffer);
         let length = read.map_err(|error| format!("failed to read {place}: {error}"))?;
         if length == 0 {
@@ -150,7 +168,7 @@ mod tests {
             [("x.jsonl", text.as_bytes()), ("x.NDJSON", text.as_bytes()), ("x.jsonl.zst", &packed)]
         {
             let rows = read_as(name, bytes).unwrap();
-            let found: Vec<_> = rows.iter().map(|r| (r.place.line, json!(r.columns))).collect();
+            let found: Vec<_> = rows.iter().map(|r| (r.place.number, json!(r.columns))).collect();
             assert_eq!(found, [(1, json!({"a": 1})), (3, json!({"a": {"b": [2]}}))], "{name}");
         }
     }
