@@ -1,14 +1,17 @@
 //! Tasks from a data file: what its rows become, and whether verifiers agree with verdicts written by hand.
 
 use crate::support::{Reader, last, load, rollout};
+use crate::venv::python;
 use minds_core::chat::{Message, Role};
 use minds_core::environment::Environment;
+use minds_core::reward::RewardError;
 use minds_environments::native;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::NamedTempFile;
 
@@ -101,7 +104,7 @@ fn what_is_wrong_is_named_with_its_key_and_line() {
         (json!({"prompt": " "}), ":1: the prompt is blank"),
         (
             json!({"answer": "{{ q }}", "verify": "number"}),
-            ":1: `answer` is \"a\", in which no number can be read",
+            ":1: `answer` is \"a\", which holds nothing that can be read as a number",
         ),
         (json!({"answer": "{{ q }}x", "verify": "choice"}), "neither the letter nor the text of one choice"),
         (json!({"answer": "(", "verify": "regex"}), ":1: `(` is not a valid pattern: unclosed group"),
@@ -221,36 +224,102 @@ fn of_one_row(setup: &LabelledAnswer) -> Arc<dyn Environment> {
     native::load("dataset", &args, 0).unwrap_or_else(|error| panic!("{setup:?}: {error}"))
 }
 
-#[test]
-fn every_verifier_agrees_with_every_verdict_written_by_hand() {
+/// Compares the verdicts on the labelled answers of a verifier with those written by hand, and names those that differ.
+fn check_labels(verifier: &str, more: &Value) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dataset");
+    let text = fs::read_to_string(folder.join(format!("{verifier}.jsonl"))).unwrap();
+    let mut env = None;
+    let mut answers = 0;
     let mut wrong = Vec::new();
-    for verifier in ["exact", "number", "choice", "regex", "contains", "json_schema"] {
-        let text = fs::read_to_string(folder.join(format!("{verifier}.jsonl"))).unwrap();
-        let mut env = None;
-        let mut answers = 0;
-        for line in text.lines() {
-            let label: LabelledAnswer = serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
-            if label.is == "setup" {
-                env = Some(of_one_row(&label));
-                continue;
-            }
-            let env = env.as_deref().unwrap();
-            let answer = label.answer.unwrap().repeat(label.repeat.unwrap_or(1));
-            let score = Reader::new().score(env, &env.item(0), &answer).unwrap();
-            let found = match (score.metrics["valid"], score.metrics["correct"]) {
-                (1.0, 1.0) => "right",
-                (1.0, 0.0) => "wrong",
-                (0.0, 0.0) => "nothing",
-                other => panic!("{other:?}"),
-            };
-            assert_eq!(f64::from(score.reward.get()), score.metrics["correct"], "{line}");
-            if found != label.is {
-                wrong.push(format!("{verifier}: {line}: {found}"));
-            }
-            answers += 1;
+    for line in text.lines() {
+        let mut label: LabelledAnswer = serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+        if label.is == "setup" {
+            let args = label.args.as_mut().unwrap().as_object_mut().unwrap();
+            args.extend(more.as_object().unwrap().clone());
+            env = Some(of_one_row(&label));
+            continue;
         }
-        assert!(answers >= 30, "{verifier} has {answers} answers");
+        let env = env.as_deref().unwrap();
+        let answer = label.answer.unwrap().repeat(label.repeat.unwrap_or(1));
+        let score = Reader::new().score(env, &env.item(0), &answer).unwrap();
+        let found = match (score.metrics["valid"], score.metrics["correct"]) {
+            (1.0, 1.0) => "right",
+            (1.0, 0.0) => "wrong",
+            (0.0, 0.0) => "nothing",
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(f64::from(score.reward.get()), score.metrics["correct"], "{line}");
+        if found != label.is {
+            wrong.push(format!("{line}: {found}"));
+        }
+        answers += 1;
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(answers >= 30, "{verifier} has {answers} answers");
+    assert!(wrong.is_empty(), "{verifier}:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_rule_agrees_with_every_verdict_written_by_hand() {
+    for verifier in ["exact", "number", "choice", "regex", "contains", "json_schema"] {
+        check_labels(verifier, &json!({}));
+    }
+}
+
+#[test]
+fn programs_are_right_exactly_where_a_person_said_so() {
+    check_labels("code", &json!({}));
+}
+
+#[test]
+fn online_math_verify_agrees_with_every_verdict_written_by_hand() {
+    let python = python("math-verify-0.9.0", &["math-verify[antlr4_13_2]==0.9.0"]);
+    check_labels("math", &json!({"python": python, "timeout_s": 60}));
+}
+
+/// An interpreter that stands in for one with math-verify: it hangs, crashes or answers as the answer says.
+fn scripted_python(folder: &Path) -> PathBuf {
+    let script = "#!/bin/sh\n\
+        case \"$*\" in *find_spec*) exit 0;; esac\n\
+        while read -r line; do\n\
+        case \"$line\" in\n\
+        *hang*) exec sleep 1000;;\n\
+        *crash*) echo out of luck >&2; exit 3;;\n\
+        *noise*) echo noise;;\n\
+        *unreadable*) echo '{\"reference\": false, \"read\": \"1\", \"correct\": false}';;\n\
+        *) echo '{\"reference\": true, \"read\": \"1\", \"correct\": true}';;\n\
+        esac\n\
+        done\n";
+    let path = folder.join("python");
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn a_crash_or_hang_of_the_math_library_costs_one_rollout() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = file(&[json!({"q": "x", "a": "1"})]);
+    let args =
+        json!({"verify": "math", "python": scripted_python(folder.path()), "timeout_s": 1, "parallel": 1});
+    let env = load("dataset", with(&rows, args));
+    let item = env.item(0);
+    let score = |answer: &str| Reader::new().score(&*env, &item, answer).map(|score| score.reward.get());
+    let place = format!("{}:1", rows.path().display());
+    assert_eq!(score("1"), Ok(1.0));
+    // The process has answered before, so it has one second.
+    assert_eq!(score("hang"), Err(RewardError::TimedOut(1)));
+    assert_eq!(score("1"), Ok(1.0));
+    let crash = RewardError::Environment(format!("{place}: math-verify ended (exit status: 3): out of luck"));
+    assert_eq!(score("crash"), Err(crash));
+    let Err(RewardError::Environment(why)) = score("noise") else { panic!("it is no answer") };
+    assert!(why.contains("math-verify gave an unreadable answer"), "{why}");
+    let unreadable =
+        RewardError::Environment(format!("{place}: math-verify cannot read the reference \"1\""));
+    assert_eq!(score("unreadable"), Err(unreadable));
+    assert_eq!(score("1"), Ok(1.0));
+    let without = with(&rows, json!({"verify": "math", "python": "/usr/bin/false"}));
+    let error = refusal(without);
+    assert!(error.contains("`/usr/bin/false -m pip install math-verify`"), "{error}");
+    let without = refusal(with(&rows, json!({"verify": "math", "python": "/no/python"})));
+    assert!(without.contains("`/no/python` cannot be started"), "{without}");
 }

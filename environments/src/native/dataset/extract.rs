@@ -3,7 +3,7 @@
 /// Part of the answer that is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Extraction {
-    /// The whole answer.
+    /// The whole answer, without thoughts.
     Whole,
     /// What the last `\boxed{…}` holds.
     Boxed,
@@ -83,6 +83,31 @@ fn boxed(answer: &str) -> Option<&str> {
         }
     }
     None
+}
+
+/// What the last code block of one of these languages, or of none, holds. A block that is not closed is not one.
+pub(super) fn code_block<'a>(answer: &'a str, languages: &[&str]) -> Option<&'a str> {
+    let mut open: Option<(usize, bool)> = None;
+    let mut found = None;
+    let mut at = 0;
+    for line in answer.split_inclusive('\n') {
+        let fence = line.trim();
+        match (open, fence.strip_prefix("```")) {
+            (None, Some(language)) => {
+                let language = language.trim().to_lowercase();
+                open = Some((at + line.len(), language.is_empty() || languages.contains(&&*language)));
+            }
+            (Some((start, is_wanted)), Some("")) => {
+                if is_wanted {
+                    found = Some(&answer[start..at]);
+                }
+                open = None;
+            }
+            _ => {}
+        }
+        at += line.len();
+    }
+    found
 }
 
 #[cfg(test)]

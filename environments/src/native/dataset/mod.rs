@@ -4,8 +4,12 @@
 //! Every row is rendered and checked before the run starts, so a wrong row is an error that names its line, never a
 //! rollout without a reward. The reward is `(1 - format_weight) * correct + format_weight * valid`.
 
+mod child;
+mod code;
 mod columns;
 mod extract;
+mod grade;
+mod math;
 mod parquet;
 mod rows;
 mod split;
@@ -15,8 +19,11 @@ use crate::args::{self, arguments};
 use crate::error::EnvError;
 use crate::native::{EnvInfo, flag, whole_answer};
 use async_trait::async_trait;
+use code::{CodeLimits, CodeVerifier};
 use columns::ColumnTemplate;
 use extract::{Extraction, without_thoughts};
+use grade::{Grader, Task};
+use math::MathVerifier;
 use minds_core::chat::{Message, Role};
 use minds_core::environment::{Environment, Item, ScoringContext};
 use minds_core::reward::{Metrics, Reward, RewardError, Score};
@@ -25,9 +32,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use split::{DataSplit, Selection};
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::{info, warn};
-use verify::{Finding, PercentMeaning, Verifier};
+use verify::{PercentMeaning, Verifier};
 
 const ID: &str = "dataset";
 
@@ -52,7 +61,8 @@ arguments! {
             "column with a list of chat messages, in the place of `prompt` and `system`";
         answer: Option<String> = OptionalText,
             "template of the reference that answers are compared with, such as \"{{ answer }}\"";
-        verify: VerifierName = Choice(&["exact", "number", "choice", "regex", "contains", "json_schema"]),
+        verify: VerifierName =
+            Choice(&["exact", "number", "choice", "regex", "contains", "json_schema", "math", "code"]),
             "how an answer is compared with the reference";
         extract: String = Text("whole"),
             "the part of the answer that is verified: whole, boxed, last_line, after:MARKER or tag:NAME";
@@ -76,6 +86,14 @@ arguments! {
             "column with the texts of the choices: a list, or an object with the keys A, B, C, …";
         pattern: Option<String> = OptionalText, only with verify = "regex",
             "pattern whose first group must equal the reference; without it, the reference is a pattern that must match";
+        python: Option<String> = OptionalText,
+            "interpreter for math and code; else that of .venv in the working directory, else python3";
+        timeout_s: u64 = Whole { default: 10, min: 1, max: 600 },
+            "seconds that math or code may take for one answer; code has them for each test case";
+        parallel: usize = Whole { default: 4, min: 1, max: 1024 },
+            "answers of math or code that are verified at a time";
+        memory_mib: u64 = Whole { default: 1024, min: 64, max: 1_048_576 }, only with verify = "code",
+            "address space of each process, in MiB";
     }
 }
 
@@ -88,6 +106,8 @@ enum VerifierName {
     Regex,
     Contains,
     JsonSchema,
+    Math,
+    Code,
 }
 
 fn unusable(key: &'static str, why: impl Into<String>) -> EnvError {
@@ -103,11 +123,11 @@ fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, 
         value: json!(options.extract).to_string(),
         allowed: Extraction::ALLOWED.into(),
     })?;
-    let verifier = verifier(&options)?;
+    let grader = grader(&options)?;
     let task = RowTask::new(&options)?;
     let rows = rows::read(&options.data).map_err(|why| unusable("data", why))?;
     let read = rows.len();
-    let rendered = rows.into_iter().map(|row| task.checked(row, &verifier));
+    let rendered = rows.into_iter().map(|row| task.checked(row, &grader));
     let rendered = rendered.collect::<Result<Vec<_>, _>>()?;
     let selection = Selection {
         split: options.split,
@@ -126,18 +146,19 @@ fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, 
     }
     info!(data = options.data, rows = read, items = selected.rows.len(), "data file is read");
     let Some(items) = NonZeroU64::new(selected.rows.len() as u64) else {
-        let (key, why) = ("held_out", "leaves no rows in the split");
-        return Err(unusable(
-            key,
-            format!("{} of {read} rows {why} `{}`", options.held_out, options.split.name()),
-        ));
+        let why = format!(
+            "{} of {read} rows leaves no rows in the split `{}`",
+            options.held_out,
+            options.split.name()
+        );
+        return Err(unusable("held_out", why));
     };
     Ok(Arc::new(Dataset {
         items,
         rows: selected.rows,
         task,
         extraction,
-        verifier,
+        grader,
         format_weight: options.format_weight,
     }))
 }
@@ -146,7 +167,11 @@ fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, 
 fn check_effects(options: &DatasetOptions, given: &Map<String, Value>) -> Result<(), EnvError> {
     let has_case =
         matches!(options.verify, VerifierName::Exact | VerifierName::Contains | VerifierName::Regex);
+    let has_processes = matches!(options.verify, VerifierName::Math | VerifierName::Code);
     let rules = [
+        ("python", has_processes, "`verify` = math or code"),
+        ("timeout_s", has_processes, "`verify` = math or code"),
+        ("parallel", has_processes, "`verify` = math or code"),
         ("ignore_case", has_case, "`verify` = exact, contains or regex"),
         ("held_out", options.split != DataSplit::All, "`split` = train or held_out"),
         ("prompt", options.messages.is_none(), "no `messages`"),
@@ -160,9 +185,9 @@ fn check_effects(options: &DatasetOptions, given: &Map<String, Value>) -> Result
     Ok(())
 }
 
-fn verifier(options: &DatasetOptions) -> Result<Verifier, EnvError> {
+fn grader(options: &DatasetOptions) -> Result<Grader, EnvError> {
     let ignore_case = options.ignore_case;
-    Ok(match options.verify {
+    let verifier = match options.verify {
         VerifierName::Exact => Verifier::Exact { ignore_case },
         VerifierName::Number => Verifier::number(options.tolerance, options.percent)
             .ok_or_else(|| unusable("tolerance", "it has too many digits"))?,
@@ -171,19 +196,43 @@ fn verifier(options: &DatasetOptions) -> Result<Verifier, EnvError> {
             .map_err(|why| unusable("pattern", why))?,
         VerifierName::Contains => Verifier::Contains { ignore_case },
         VerifierName::JsonSchema => Verifier::JsonSchema,
-    })
+        VerifierName::Math => {
+            let timeout = Duration::from_secs(options.timeout_s);
+            let verifier = MathVerifier::new(python(options), timeout, options.parallel);
+            return verifier.map(Grader::Math).map_err(|why| unusable("verify", why));
+        }
+        VerifierName::Code => {
+            let limits = CodeLimits {
+                seconds: options.timeout_s,
+                memory_mib: options.memory_mib,
+                parallel: options.parallel,
+            };
+            let verifier = CodeVerifier::new(python(options), limits);
+            return verifier.map(Grader::Code).map_err(|why| unusable("verify", why));
+        }
+    };
+    Ok(Grader::Rules(verifier))
+}
+
+/// The interpreter for programs.
+fn python(options: &DatasetOptions) -> PathBuf {
+    let named = options.python.as_ref().map(PathBuf::from);
+    let own = || Some(PathBuf::from(".venv/bin/python")).filter(|python| python.is_file());
+    let found = named.or_else(own).unwrap_or_else(|| "python3".into());
+    // A program starts in a folder of its own, where a relative path would lead elsewhere.
+    if found.components().count() > 1 { std::path::absolute(&found).unwrap_or(found) } else { found }
 }
 
 /// Where the prompt of a row comes from.
 enum PromptSource {
-    Templates { system: Option<ColumnTemplate>, user: ColumnTemplate },
+    Templates { system: Option<Box<ColumnTemplate>>, user: Box<ColumnTemplate> },
     Column(String),
 }
 
 /// How a row becomes a task.
 struct RowTask {
     prompt: PromptSource,
-    reference: ColumnTemplate,
+    reference: Box<ColumnTemplate>,
 }
 
 /// A row with its task.
@@ -195,7 +244,7 @@ struct RenderedRow {
 impl RowTask {
     fn new(options: &DatasetOptions) -> Result<Self, EnvError> {
         let template = |key: &'static str, source: &str| {
-            ColumnTemplate::new(key, source).map_err(|why| unusable(key, why))
+            ColumnTemplate::new(key, source).map(Box::new).map_err(|why| unusable(key, why))
         };
         let missing = |key, about| EnvError::MissingArg { env: ID, key, about };
         let prompt = match (&options.messages, &options.prompt) {
@@ -235,11 +284,12 @@ impl RowTask {
     }
 
     /// Renders a row, and checks its reference.
-    fn checked(&self, row: DataRow, verifier: &Verifier) -> Result<RenderedRow, EnvError> {
+    fn checked(&self, row: DataRow, grader: &Grader) -> Result<RenderedRow, EnvError> {
         let at = |(key, why)| unusable(key, format!("{}: {why}", row.place));
         let prompt = self.prompt(&row.columns).map_err(at)?;
         let reference = self.reference.render(&row.columns).map_err(|why| at(("answer", why)))?;
-        verifier.check(&reference, &row.columns).map_err(|why| at(("answer", why)))?;
+        let task = Task { reference: &reference, columns: &row.columns };
+        grader.check(task).map_err(|why| at(("answer", why)))?;
         Ok(RenderedRow { row, prompt })
     }
 }
@@ -273,7 +323,7 @@ struct Dataset {
     rows: Vec<RenderedRow>,
     task: RowTask,
     extraction: Extraction,
-    verifier: Verifier,
+    grader: Grader,
     format_weight: f64,
 }
 
@@ -283,14 +333,9 @@ impl Dataset {
         without_thoughts(answer).and_then(|answer| self.extraction.apply(answer))
     }
 
-    fn find(&self, item: &Item, answer: &str) -> Result<Option<Finding>, RewardError> {
-        let wrong = |why: String| {
-            RewardError::Environment(format!("item {} ({}): {why}", item.index, item.info["place"]))
-        };
-        let Some(part) = self.extracted(answer) else { return Ok(None) };
-        let reference = item.answer.as_deref().ok_or_else(|| wrong("it has no reference".into()))?;
-        let columns = item.info["row"].as_object().ok_or_else(|| wrong("it has no row".into()))?;
-        self.verifier.find(part, reference, columns).map_err(wrong)
+    /// What the answers to an item are compared with.
+    fn task(item: &Item) -> Option<Task<'_>> {
+        Some(Task { reference: item.answer.as_deref()?, columns: item.info["row"].as_object()? })
     }
 }
 
@@ -313,7 +358,7 @@ impl Environment for Dataset {
     }
 
     fn parse(&self, item: &Item, answer: &str) -> Option<Value> {
-        self.find(item, answer).ok().flatten().map(|found| found.value)
+        self.grader.read(self.extracted(answer)?, Self::task(item)?)
     }
 
     fn queries_policy(&self) -> bool {
@@ -321,14 +366,25 @@ impl Environment for Dataset {
     }
 
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
-        let found = match whole_answer(&scene) {
-            Some(answer) => self.find(scene.item, answer)?,
+        let item = scene.item;
+        let no_row = || RewardError::Environment(format!("item {} has no row with a reference", item.index));
+        let task = Self::task(item).ok_or_else(no_row)?;
+        let grade = match whole_answer(&scene).and_then(|answer| self.extracted(answer)) {
+            Some(part) => self.grader.grade(part, task).await.map_err(|error| placed(error, item))?,
             None => None,
         };
-        let valid = flag(found.is_some());
-        let correct = flag(found.is_some_and(|found| found.is_correct));
+        let valid = flag(grade.is_some());
+        let correct = grade.map_or(0.0, |grade| grade.correct);
         let reward = (1.0 - self.format_weight) * correct + self.format_weight * valid;
         let metrics = Metrics::from([("valid".into(), valid), ("correct".into(), correct)]);
         Ok(Score { reward: Reward::new(reward as f32)?, metrics })
+    }
+}
+
+/// Adds the row to an error that is its fault.
+fn placed(error: RewardError, item: &Item) -> RewardError {
+    match (error, item.info["place"].as_str()) {
+        (RewardError::Environment(why), Some(place)) => RewardError::Environment(format!("{place}: {why}")),
+        (error, _) => error,
     }
 }

@@ -36,7 +36,7 @@ fn columns(fields: Vec<(String, Field)>) -> Columns {
     fields.into_iter().map(|(name, field)| (name, value(field))).collect()
 }
 
-/// A value as JSON. Bytes that are not text are null, and so are numbers that are not finite; times and decimals are
+/// A value as JSON. Bytes that are not text and non-finite numbers are null; times and decimals are
 /// texts, which lose nothing.
 fn value(field: Field) -> Value {
     match field {

@@ -27,7 +27,7 @@ pub(super) struct DataRow {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RowPlace {
     file: Arc<str>,
-    /// From 1.
+    /// Number of the line or row, from 1.
     number: u64,
     is_line: bool,
 }

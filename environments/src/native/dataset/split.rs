@@ -19,7 +19,7 @@ pub(super) enum DataSplit {
     Train,
     /// Those that are held out.
     HeldOut,
-    /// Every row.
+    /// Every row, held out or not.
     All,
 }
 

@@ -72,7 +72,7 @@ impl Verifier {
             }
             Self::Number { percent, .. } => {
                 let number = number::last_number(reference, *percent);
-                number.map(|_| ()).ok_or_else(|| none("in which no number can be read"))
+                number.map(|_| ()).ok_or_else(|| none("which holds nothing that can be read as a number"))
             }
             Self::Choice { column } => {
                 let choices = choices(column.as_deref(), columns)?;
@@ -109,8 +109,8 @@ impl Verifier {
             }
             Self::Number { tolerance, percent } => {
                 let Some(read) = number::last_number(answer, *percent) else { return Ok(None) };
-                let right =
-                    number::last_number(reference, *percent).ok_or("the reference holds no number")?;
+                let right = number::last_number(reference, *percent)
+                    .ok_or("the reference cannot be read as a number")?;
                 Ok(found(read.to_string().into(), number::is_close(&read, &right, tolerance)))
             }
             Self::Choice { column } => {

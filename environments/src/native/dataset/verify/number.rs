@@ -43,9 +43,9 @@ const SUPERSCRIPTS: [char; 10] = ['⁰', '¹', '²', '³', '⁴', '⁵', '⁶', 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in super::super) enum PercentMeaning {
-    /// `50%` is 0.5.
+    /// `50%` is read as 0.5.
     Value,
-    /// `50%` is 50.
+    /// `50%` is read as 50.
     Ignore,
 }
 
@@ -217,19 +217,20 @@ impl NumberScan<'_> {
         let mut end = start;
         while let Some(c) = self.get(end) {
             let joins = ".,:".contains(c) || GROUPING.contains(&c);
-            if !c.is_ascii_digit() && !(joins && self.is_digit(end + 1)) {
+            let goes_on = c.is_ascii_digit() || joins && self.is_digit(end + 1);
+            if !goes_on {
                 break;
             }
             end += 1;
         }
         let text: String = self.chars[start..end].iter().collect();
         // Three digits after a space may be a group of the number or a number of their own.
-        let continues = text.len() <= 3
+        let may_go_on = text.len() <= 3
             && self.get(end) == Some(' ')
             && (end + 1..end + 4).all(|at| self.is_digit(at))
-            && !self.is_digit(end + 4);
-        let value = if continues && self.get(end + 4) != Some('/') { None } else { decimal(&text) };
-        (value, if continues && value_is_grouped(self, end) { end + 4 } else { end })
+            && !self.is_digit(end + 4)
+            && self.get(end + 4) != Some('/');
+        if may_go_on { (None, end + 4) } else { (decimal(&text), end) }
     }
 
     /// A power of ten after the digits: `e5`, `×10^5`, `* 10^{-5}` or `×10⁵`.
@@ -341,10 +342,7 @@ impl NumberScan<'_> {
     /// Whether nothing after a number makes it a part of something else.
     fn stands_alone_until(&self, end: usize) -> bool {
         let next = self.get(end);
-        if next.is_some_and(|c| {
-            "^√π!°'\"‰".contains(c) && c != '!' && c != '°' && c != '\'' && c != '"'
-                || SUPERSCRIPTS.contains(&c)
-        }) {
+        if next.is_some_and(|c| "^√π‰".contains(c) || SUPERSCRIPTS.contains(&c)) {
             return false;
         }
         // `2x` and `3i` are terms; `0x2A` is written in another base; `5k` may be thousands.
@@ -441,11 +439,6 @@ impl NumberScan<'_> {
         let value: i64 = digits.parse().unwrap_or(i64::MAX);
         if is_negative { -value } else { value }
     }
-}
-
-/// Whether three digits after a space and nothing more follow, so that they cannot be told from a group.
-fn value_is_grouped(scan: &NumberScan<'_>, end: usize) -> bool {
-    scan.get(end + 4) != Some('/')
 }
 
 /// The value of digits with separators: groups of three by one separator, or a decimal point alone.
