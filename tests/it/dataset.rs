@@ -3,6 +3,8 @@
 use crate::command::{check, config, metrics, output, run};
 use serde_json::Value;
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -124,4 +126,65 @@ fn the_shipped_problems_are_those_that_their_script_writes() {
         String::from_utf8(written.stdout).unwrap(),
         fs::read_to_string(folder.join("word_problems.jsonl")).unwrap()
     );
+}
+
+/// The verifier that asks a grader model, and the table of its arguments.
+const TABLE: &str = "judge";
+
+/// A service that gives every answer half the points, and counts what it is asked.
+fn grader_model(requests: usize) -> (u16, std::thread::JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serve = move || {
+        let answer = |stream: std::net::TcpStream| {
+            let mut stream = stream;
+            let mut request = Vec::new();
+            let mut buffer = [0; 4096];
+            let whole = loop {
+                let count = stream.read(&mut buffer).unwrap();
+                request.extend_from_slice(&buffer[..count]);
+                let text = String::from_utf8_lossy(&request).into_owned();
+                let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+                let head = head.to_lowercase();
+                let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+                if body.len() >= length.parse().unwrap() {
+                    break text;
+                }
+            };
+            let content = "{\\\"score\\\": 0.5, \\\"reason\\\": \\\"half right\\\"}";
+            let body = format!("{{\"choices\": [{{\"message\": {{\"content\": \"{content}\"}}}}]}}");
+            let length = body.len();
+            write!(stream, "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+                .unwrap();
+            whole
+        };
+        listener.incoming().take(requests).map(|stream| answer(stream.unwrap())).collect()
+    };
+    (port, std::thread::spawn(serve))
+}
+
+#[test]
+fn a_grader_model_gives_score_and_reason_and_is_compared_with_labels() {
+    let (port, served) = grader_model(2);
+    let folder = tempfile::tempdir().unwrap();
+    let labels = folder.path().join("labels.jsonl");
+    fs::write(&labels, "{\"a\": 1, \"b\": 2, \"completion\": \"3\", \"label\": true}\n").unwrap();
+    let url = format!("{TABLE}.url=http://127.0.0.1:{port}/v1");
+    let labels = format!("{TABLE}.labels={}", labels.display());
+    let mut args = vec!["envs", "score", "dataset", "--index", "0", "--completion", "Three.", "--json"];
+    let verify = format!("verify={TABLE}");
+    let model = format!("{TABLE}.model=m");
+    let rubric = format!("{TABLE}.rubric=Be strict.");
+    args.extend(SUMS.iter().map(|set| if *set == "verify=number" { &verify } else { *set }));
+    args.extend(["--set", &url, "--set", &model, "--set", &rubric, "--set", &labels]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(&args).env("MINDS_LOG", "info").env("NO_COLOR", "1");
+    let (code, out, err) = output(&mut command);
+    assert_eq!(code, Some(0), "{out}\n{err}");
+    let scored: Value = serde_json::from_str(&out).unwrap();
+    let parse = serde_json::json!({ "answer": "Three.", "score": 0.5, "reason": "half right" });
+    assert_eq!((&scored["reward"], &scored["parse"]), (&Value::from(0.5), &parse));
+    assert!(err.contains("the grader model was compared with labels graded=1 agreed=1"), "{err}");
+    let requests = served.join().unwrap();
+    assert!(requests.iter().all(|request| request.starts_with("POST /v1/chat/completions ")), "{requests:?}");
 }

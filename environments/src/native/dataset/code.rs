@@ -100,7 +100,7 @@ fn paired(lists: &serde_json::Map<String, Value>) -> Result<Vec<ProgramCase>, St
 pub(super) enum Isolation {
     /// Namespaces of its own: no network, no other processes, a read-only file system.
     Namespaces,
-    /// Limits alone.
+    /// Limits alone: the network and the files of this user are within reach.
     Limits,
 }
 
@@ -115,7 +115,7 @@ pub(super) struct CodeLimits {
     pub parallel: usize,
 }
 
-/// Runs programs.
+/// Runs programs with their tests, a number of them at a time.
 pub(super) struct CodeVerifier {
     runner: Arc<CodeRunner>,
     permits: Arc<Semaphore>,

@@ -1,11 +1,14 @@
 //! What decides on an answer: rules, or a program.
 
 use super::code::{CodeTests, CodeVerifier};
+use super::judge::ModelJudge;
+use super::labels::Labels;
 use super::math::MathVerifier;
 use super::rows::Columns;
 use super::verify::Verifier;
+use minds_core::chat::Message;
 use minds_core::reward::RewardError;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// What was read in an answer, and how right it is.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,18 +22,22 @@ pub(super) struct AnswerGrade {
 /// What an answer is compared with.
 #[derive(Clone, Copy)]
 pub(super) struct Task<'a> {
+    pub prompt: &'a [Message],
+    /// Blank where there is none.
     pub reference: &'a str,
     pub columns: &'a Columns,
 }
 
-/// Decides on answers.
+/// Decides how right an answer is.
 pub(super) enum Grader {
     /// Compares by rules, at once.
     Rules(Verifier),
-    /// Compares mathematical objects.
+    /// Compares mathematical objects, in Python.
     Math(MathVerifier),
     /// Runs the answer's code.
     Code(CodeVerifier),
+    /// Asks a grader model, which is first compared with labelled answers, if there are any.
+    Model(Box<ModelJudge>, Option<Labels>),
 }
 
 impl Grader {
@@ -46,6 +53,7 @@ impl Grader {
             Self::Code(_) => {
                 CodeTests::parse(task.reference).map(|_| ()).map_err(|why| format!("`answer`: {why}"))
             }
+            Self::Model(..) => Ok(()),
         }
     }
 
@@ -78,6 +86,13 @@ impl Grader {
                 let passes = verifier.passes(code, tests).await?;
                 Ok(Some(AnswerGrade { read: code.into(), correct: share(passes) }))
             }
+            Self::Model(judge, labels) => {
+                if let Some(labels) = labels {
+                    labels.compare_once(judge).await;
+                }
+                let grade = judge.grade(task.prompt, task.reference, answer).await?;
+                Ok(Some(AnswerGrade { read: answer.into(), correct: grade.score }))
+            }
         }
     }
 
@@ -90,6 +105,13 @@ impl Grader {
             }
             Self::Math(_) => Some(answer.into()),
             Self::Code(_) => CodeVerifier::code(answer).map(Value::from),
+            Self::Model(judge, _) => {
+                let grade = judge.remembered(task.prompt, task.reference, answer);
+                Some(grade.map_or_else(
+                    || answer.into(),
+                    |grade| json!({ "answer": answer, "score": grade.score, "reason": grade.reason }),
+                ))
+            }
         }
     }
 }

@@ -9,6 +9,8 @@ mod code;
 mod columns;
 mod extract;
 mod grade;
+mod judge;
+mod labels;
 mod math;
 mod parquet;
 mod rows;
@@ -23,6 +25,8 @@ use code::{CodeLimits, CodeVerifier};
 use columns::ColumnTemplate;
 use extract::{Extraction, without_thoughts};
 use grade::{Grader, Task};
+use judge::{JudgeOptions, ModelJudge};
+use labels::{LabelledAnswer, Labels};
 use math::MathVerifier;
 use minds_core::chat::{Message, Role};
 use minds_core::environment::{Environment, Item, ScoringContext};
@@ -62,7 +66,7 @@ arguments! {
         answer: Option<String> = OptionalText,
             "template of the reference that answers are compared with, such as \"{{ answer }}\"";
         verify: VerifierName =
-            Choice(&["exact", "number", "choice", "regex", "contains", "json_schema", "math", "code"]),
+            Choice(&["exact", "number", "choice", "regex", "contains", "json_schema", "math", "code", "judge"]),
             "how an answer is compared with the reference";
         extract: String = Text("whole"),
             "the part of the answer that is verified: whole, boxed, last_line, after:MARKER or tag:NAME";
@@ -94,6 +98,9 @@ arguments! {
             "answers of math or code that are verified at a time";
         memory_mib: u64 = Whole { default: 1024, min: 64, max: 1_048_576 }, only with verify = "code",
             "address space of each process, in MiB";
+        judge: Map<String, Value> = Table, only with verify = "judge",
+            "how a grader model is asked: url, model, rubric, and optionally key_env, structured, timeout_s, retries, \
+             concurrency, max_requests, max_tokens and labels";
     }
 }
 
@@ -108,6 +115,7 @@ enum VerifierName {
     JsonSchema,
     Math,
     Code,
+    Judge,
 }
 
 fn unusable(key: &'static str, why: impl Into<String>) -> EnvError {
@@ -123,8 +131,8 @@ fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, 
         value: json!(options.extract).to_string(),
         allowed: Extraction::ALLOWED.into(),
     })?;
-    let grader = grader(&options)?;
     let task = RowTask::new(&options)?;
+    let grader = grader(&options, &task)?;
     let rows = rows::read(&options.data).map_err(|why| unusable("data", why))?;
     let read = rows.len();
     let rendered = rows.into_iter().map(|row| task.checked(row, &grader));
@@ -185,7 +193,7 @@ fn check_effects(options: &DatasetOptions, given: &Map<String, Value>) -> Result
     Ok(())
 }
 
-fn grader(options: &DatasetOptions) -> Result<Grader, EnvError> {
+fn grader(options: &DatasetOptions, task: &RowTask) -> Result<Grader, EnvError> {
     let ignore_case = options.ignore_case;
     let verifier = match options.verify {
         VerifierName::Exact => Verifier::Exact { ignore_case },
@@ -210,8 +218,28 @@ fn grader(options: &DatasetOptions) -> Result<Grader, EnvError> {
             let verifier = CodeVerifier::new(python(options), limits);
             return verifier.map(Grader::Code).map_err(|why| unusable("verify", why));
         }
+        VerifierName::Judge => {
+            let failed = |why: String| unusable("judge", why);
+            let judge = JudgeOptions::read(&options.judge).map_err(failed)?;
+            let labels = judge.labels.as_deref().map(|file| labels(file, task)).transpose()?;
+            let judge = ModelJudge::new(judge).map_err(failed)?;
+            return Ok(Grader::Model(Box::new(judge), labels));
+        }
     };
     Ok(Grader::Rules(verifier))
+}
+
+/// The labelled answers of a file, whose rows have the columns of the data and two more.
+fn labels(file: &str, task: &RowTask) -> Result<Labels, EnvError> {
+    let read = |row: DataRow| {
+        let at = |why: String| unusable("judge", format!("`labels`: {}: {why}", row.place));
+        let (completion, label) = LabelledAnswer::read(&row).map_err(at)?;
+        let prompt = task.prompt(&row.columns).map_err(|(_, why)| at(why))?;
+        let reference = task.reference(&row.columns).map_err(at)?.unwrap_or_default();
+        Ok(LabelledAnswer { place: row.place, prompt, reference, completion, label })
+    };
+    let rows = rows::read(file).map_err(|why| unusable("judge", format!("`labels`: {why}")))?;
+    rows.into_iter().map(read).collect::<Result<_, _>>().map(Labels::new)
 }
 
 /// The interpreter for programs.
@@ -232,7 +260,8 @@ enum PromptSource {
 /// How a row becomes a task.
 struct RowTask {
     prompt: PromptSource,
-    reference: Box<ColumnTemplate>,
+    /// Only a grader model can do without.
+    reference: Option<Box<ColumnTemplate>>,
 }
 
 /// A row with its task.
@@ -261,8 +290,15 @@ impl RowTask {
             }
         };
         let about = "write a template of the reference over the columns, such as \"{{ answer }}\"";
-        let answer = options.answer.as_deref().ok_or_else(|| missing("answer", about))?;
-        Ok(Self { prompt, reference: template("answer", answer)? })
+        if options.answer.is_none() && options.verify != VerifierName::Judge {
+            return Err(missing("answer", about));
+        }
+        let reference = options.answer.as_deref().map(|answer| template("answer", answer)).transpose()?;
+        Ok(Self { prompt, reference })
+    }
+
+    fn reference(&self, columns: &Columns) -> Result<Option<String>, String> {
+        self.reference.as_ref().map(|template| template.render(columns)).transpose()
     }
 
     fn prompt(&self, columns: &Columns) -> Result<Vec<Message>, (&'static str, String)> {
@@ -287,8 +323,9 @@ impl RowTask {
     fn checked(&self, row: DataRow, grader: &Grader) -> Result<RenderedRow, EnvError> {
         let at = |(key, why)| unusable(key, format!("{}: {why}", row.place));
         let prompt = self.prompt(&row.columns).map_err(at)?;
-        let reference = self.reference.render(&row.columns).map_err(|why| at(("answer", why)))?;
-        let task = Task { reference: &reference, columns: &row.columns };
+        let reference = self.reference(&row.columns).map_err(|why| at(("answer", why)))?;
+        let reference = reference.unwrap_or_default();
+        let task = Task { prompt: &prompt, reference: &reference, columns: &row.columns };
         grader.check(task).map_err(|why| at(("answer", why)))?;
         Ok(RenderedRow { row, prompt })
     }
@@ -335,7 +372,8 @@ impl Dataset {
 
     /// What the answers to an item are compared with.
     fn task(item: &Item) -> Option<Task<'_>> {
-        Some(Task { reference: item.answer.as_deref()?, columns: item.info["row"].as_object()? })
+        let reference = item.answer.as_deref().unwrap_or_default();
+        Some(Task { prompt: &item.prompt, reference, columns: item.info["row"].as_object()? })
     }
 }
 
@@ -352,7 +390,7 @@ impl Environment for Dataset {
     fn item(&self, index: u64) -> Item {
         let index = index % self.items;
         let RenderedRow { row, prompt } = &self.rows[index as usize];
-        let answer = self.task.reference.render(&row.columns).ok();
+        let answer = self.task.reference(&row.columns).ok().flatten();
         let info = json!({ "place": row.place.to_string(), "row": row.columns });
         Item { index, prompt: prompt.clone(), answer, info }
     }
@@ -367,7 +405,7 @@ impl Environment for Dataset {
 
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let item = scene.item;
-        let no_row = || RewardError::Environment(format!("item {} has no row with a reference", item.index));
+        let no_row = || RewardError::Environment(format!("item {} has no row", item.index));
         let task = Self::task(item).ok_or_else(no_row)?;
         let grade = match whole_answer(&scene).and_then(|answer| self.extracted(answer)) {
             Some(part) => self.grader.grade(part, task).await.map_err(|error| placed(error, item))?,
