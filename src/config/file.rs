@@ -86,7 +86,7 @@ pub struct ConfigFile {
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SupervisedConfig {
-    /// File with one conversation a row: JSON Lines, also compressed with zstd.
+    /// File with one conversation a row: JSON Lines, also compressed with zstd, or Parquet.
     pub data: String,
     /// Which turns are imitated.
     pub train_on: Option<Choice<TrainedTurns>>,

@@ -5,7 +5,7 @@
 
 mod conversation;
 
-use crate::rows::{self, Columns, DataRow};
+use crate::rows::{self, DataRow, is_held_out};
 use async_trait::async_trait;
 use conversation::{Conversation, TurnForm};
 use minds_core::chat::{Message, Renderer};
@@ -19,7 +19,6 @@ use minds_core::sampling::{Completion, StopReason};
 use minds_core::service::{BackendError, SamplingBackend};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use thiserror::Error;
@@ -78,7 +77,7 @@ struct ConversationReader {
 }
 
 impl DemonstrationSet {
-    /// Reads a file: JSON Lines, also compressed with zstd. A row has `messages`, or `prompt` and `completion`. All rows are
+    /// Reads a file: JSON Lines, also compressed with zstd, or Parquet. A row has `messages`, or `prompt` and `completion`. All rows are
     /// checked.
     ///
     /// # Errors
@@ -146,16 +145,6 @@ pub fn example_messages(data: &str) -> Result<Vec<Message>, DemonstrationFileErr
         messages.extend(own);
     }
     Ok(messages)
-}
-
-/// Whether a row is held out. It depends on the row alone, so that adding rows moves no other.
-fn is_held_out(columns: &Columns, share: f64) -> bool {
-    let text = serde_json::to_vec(columns).unwrap_or_default();
-    let digest = Sha256::digest(text);
-    let first: [u8; 8] = std::array::from_fn(|i| digest[i]);
-    // The upper 53 bits are exact as a float.
-    let place = (u64::from_be_bytes(first) >> 11) as f64 / (1_u64 << 53) as f64;
-    place < share
 }
 
 impl Demonstrations for DemonstrationSet {

@@ -3,8 +3,8 @@
 //! A template that reads a column which a row lacks fails: an empty text in its place would be trained without anyone
 //! noticing. So does a value that is null. Arrays and objects are written as JSON.
 
-use super::rows::{Columns, kind};
 use crate::jinja::{describe, object};
+use crate::rows::{Columns, kind};
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
 use minijinja_contrib::pycompat;

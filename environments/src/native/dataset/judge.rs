@@ -339,8 +339,8 @@ fn read(response: &str) -> Result<ModelGrade, String> {
 #[cfg(test)]
 mod tests {
     use super::super::labels::{LabelledAnswer, Labels};
-    use super::super::rows::RowPlace;
     use super::*;
+    use crate::rows::RowPlace;
     use axum::Router;
     use axum::extract::State;
     use axum::http::HeaderMap;

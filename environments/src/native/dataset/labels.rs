@@ -1,7 +1,7 @@
 //! Answers with labels, which tell how far a grader model can be trusted.
 
 use super::judge::ModelJudge;
-use super::rows::{DataRow, RowPlace};
+use crate::rows::{DataRow, RowPlace};
 use futures::future::join_all;
 use minds_core::chat::Message;
 use serde_json::Value;

@@ -4,12 +4,11 @@
 //! the other side.
 
 use super::RenderedRow;
-use super::rows::Columns;
+use crate::rows::{Columns, is_held_out};
 use minds_core::chat::Message;
 use serde::Deserialize;
-use serde_json::Value;
 use sha2::{Digest as _, Sha256};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 /// A part of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -66,39 +65,12 @@ impl Selection {
     fn uses(&self, columns: &Columns) -> bool {
         match self.split {
             DataSplit::All => true,
-            DataSplit::Train => !self.is_held_out(columns),
-            DataSplit::HeldOut => self.is_held_out(columns),
+            DataSplit::Train => !is_held_out(columns, self.held_out),
+            DataSplit::HeldOut => is_held_out(columns, self.held_out),
         }
-    }
-
-    fn is_held_out(&self, columns: &Columns) -> bool {
-        let digest = Sha256::digest(canonical(columns));
-        let first: [u8; 8] = std::array::from_fn(|i| digest[i]);
-        // The upper 53 bits are exact as a float.
-        let place = (u64::from_be_bytes(first) >> 11) as f64 / (1_u64 << 53) as f64;
-        place < self.held_out
     }
 }
 
 fn prompt_digest(prompt: &[Message]) -> [u8; 32] {
     Sha256::digest(serde_json::to_vec(prompt).unwrap_or_default()).into()
-}
-
-/// A row as JSON with the keys in order at every depth, so that the order in the file has no effect.
-fn canonical(columns: &Columns) -> Vec<u8> {
-    let sorted: BTreeMap<&String, Value> = columns.iter().map(|(key, value)| (key, sorted(value))).collect();
-    serde_json::to_vec(&sorted).unwrap_or_default()
-}
-
-fn sorted(value: &Value) -> Value {
-    match value {
-        Value::Array(values) => values.iter().map(sorted).collect(),
-        Value::Object(map) => {
-            let ordered: BTreeMap<&String, &Value> = map.iter().collect();
-            Value::Object(
-                ordered.into_iter().map(|(key, value)| (key.clone(), self::sorted(value))).collect(),
-            )
-        }
-        _ => value.clone(),
-    }
 }

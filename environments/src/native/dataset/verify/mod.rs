@@ -9,7 +9,7 @@ mod schema;
 mod text;
 
 use super::columns;
-use super::rows::Columns;
+use crate::rows::Columns;
 use num_rational::BigRational;
 pub(super) use number::PercentMeaning;
 use regex::Regex;

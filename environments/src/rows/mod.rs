@@ -2,7 +2,10 @@
 //!
 //! Every row is a JSON object whose keys are the columns. An error names the file and the line.
 
-use super::parquet;
+mod held_out;
+mod parquet;
+
+pub(crate) use held_out::is_held_out;
 use serde_json::{Map, Value};
 use std::fmt;
 use std::fs::File;
@@ -14,18 +17,18 @@ use std::sync::Arc;
 const LINE: u64 = 64 << 20;
 
 /// The columns of one row.
-pub(super) type Columns = Map<String, Value>;
+pub(crate) type Columns = Map<String, Value>;
 
 /// One row with its place in the file.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct DataRow {
+pub(crate) struct DataRow {
     pub place: RowPlace,
     pub columns: Columns,
 }
 
 /// Where a row is.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct RowPlace {
+pub(crate) struct RowPlace {
     file: Arc<str>,
     /// Number of the line or row, from 1.
     number: u64,
@@ -39,7 +42,7 @@ impl RowPlace {
     }
 
     /// A row of a file without lines, from 1.
-    pub(super) fn row(file: Arc<str>, number: u64) -> Self {
+    pub(crate) fn row(file: Arc<str>, number: u64) -> Self {
         Self { file, number, is_line: false }
     }
 }
@@ -55,7 +58,7 @@ impl fmt::Display for RowPlace {
 ///
 /// # Errors
 /// The file cannot be read, has a form that is not supported, or one of its rows is not a JSON object.
-pub(super) fn read(name: &str) -> Result<Vec<DataRow>, String> {
+pub(crate) fn read(name: &str) -> Result<Vec<DataRow>, String> {
     if name.contains("://") {
         return Err(format!(
             "{name} is an address, and data are only read from files: download it first, for example with \
@@ -136,7 +139,7 @@ fn in_one_line(error: &serde_json::Error) -> String {
 }
 
 /// The JSON type of a value, with its article.
-pub(super) fn kind(value: &Value) -> &'static str {
+pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

@@ -1,6 +1,6 @@
 //! Reads the rows of a Parquet file, by the row interface of the `parquet` crate.
 
-use super::rows::{Columns, DataRow, RowPlace};
+use super::{Columns, DataRow, RowPlace};
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
 use parquet::record::Field;
 use serde_json::{Map, Number, Value};
@@ -81,7 +81,7 @@ fn number(decimal: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows;
+    use crate::rows;
     use serde_json::json;
 
     fn file(codec: &str) -> String {
