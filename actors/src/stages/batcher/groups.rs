@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 /// than a fact; and as no trained logprob is above 0, importance ratios are at most `exp(16)` then.
 const LEAST_LOGPROB: f32 = -16.0;
 
-/// Name of the metric that tells what a rollout's length cost it.
+/// Metric of a rollout: the reward that its length cost it.
 const LENGTH_PENALTY: &str = "length_penalty";
 
 /// Members by group, until a group is complete.

@@ -19,7 +19,7 @@ pub enum TruncatedRollouts {
     Mask,
 }
 
-/// How length counts.
+/// What length changes about rewards and the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LengthShaping {
     /// What becomes of rollouts that were cut off.
@@ -42,7 +42,7 @@ pub struct RolloutLength {
 }
 
 impl RolloutLength {
-    /// Measures a rollout.
+    /// The lengths of the completions of a rollout.
     #[must_use]
     pub fn of(rollout: &Rollout) -> Self {
         let lengths = || rollout.turns.iter().map(|turn| turn.completion.tokens.len());
