@@ -1,6 +1,6 @@
 //! Which of several choices an answer names, by its letter or by its text. An answer that names two names none.
 
-use super::text::{contains, is_negated, normalized};
+use super::text::{contains, is_denied, is_negated, normalized};
 
 /// The choices of a row, in order; the first is A. Empty where the row only has letters.
 pub(super) type Choices = Vec<String>;
@@ -148,7 +148,7 @@ fn standing_letters(text: &str, choices: &Choices) -> Option<Vec<char>> {
         if is_word {
             continue;
         }
-        if is_negated(&text[..*at]) || rest.starts_with("is wrong") || rest.starts_with("is incorrect") {
+        if is_negated(&text[..*at]) || is_denied(rest) {
             return None;
         }
         letters.push(*c);
@@ -178,7 +178,10 @@ fn texts_in(answer: &str, choices: &Choices) -> Option<Vec<char>> {
         if contains(&rest, &text) {
             found.push(letter(index));
             rest = rest.replace(&text, "\u{1}");
-        } else if rest.match_indices(&text).any(|(at, _)| is_negated(&rest[..at])) {
+        } else if rest
+            .match_indices(&text)
+            .any(|(at, _)| is_negated(&rest[..at]) || is_denied(&rest[at + text.len()..]))
+        {
             return None;
         }
     }

@@ -4,7 +4,7 @@
 //! word, or whose separators fit no way of writing numbers, makes the text unreadable: guessing would reward answers
 //! that say nothing.
 
-use super::text::is_negated;
+use super::text::{is_denied, is_negated};
 use num_bigint::BigInt;
 use num_rational::BigRational;
 use num_traits::{Signed as _, Zero as _, pow};
@@ -83,7 +83,8 @@ fn plain(text: &str) -> String {
         plain.push(match c {
             '−' | '－' | '﹣' => '-',
             '⁄' | '∕' => '/',
-            '．' => '.',
+            '．' | '٫' => '.',
+            '٬' => ',',
             '％' | '﹪' => '%',
             _ => digit(c).unwrap_or(c),
         });
@@ -342,7 +343,7 @@ impl NumberScan<'_> {
     /// Whether nothing after a number makes it a part of something else.
     fn stands_alone_until(&self, end: usize) -> bool {
         let next = self.get(end);
-        if next.is_some_and(|c| "^√π‰".contains(c) || SUPERSCRIPTS.contains(&c)) {
+        if next.is_some_and(|c| "^√π‰\u{fe0f}\u{20e3}".contains(c) || SUPERSCRIPTS.contains(&c)) {
             return false;
         }
         // `2x` and `3i` are terms; `0x2A` is written in another base; `5k` may be thousands.
@@ -353,6 +354,10 @@ impl NumberScan<'_> {
             if is_base && self.before(end) == Some('0') || is_single && "xyzniekKMB".contains(letter) {
                 return false;
             }
+        }
+        let after: String = self.chars[end..].iter().take(40).collect();
+        if is_denied(&after) {
+            return false;
         }
         let after = self.skip_spaces(end);
         match self.get(after) {
@@ -379,7 +384,7 @@ impl NumberScan<'_> {
         match self.before(at) {
             Some('+') if self.is_operand(at - 1) => return None,
             Some('+') => at -= 1,
-            Some('-') if self.before(at - 1).is_some_and(|c| c.is_alphanumeric() || ")-.]}".contains(c)) => {
+            Some('-') if self.before(at - 1).is_some_and(|c| c.is_alphanumeric() || ")-.]}|".contains(c)) => {
                 return None;
             }
             Some('-') => {
@@ -416,6 +421,10 @@ impl NumberScan<'_> {
     fn joins_before(&self, at: usize) -> bool {
         match self.before(at) {
             Some('±' | '∓' | '√') => true,
+            // `1..42` is a range, and `so...42` is not.
+            Some('.') => {
+                at >= 3 && (self.is_digit(at - 2) || self.get(at - 2) == Some('.') && self.is_digit(at - 3))
+            }
             _ => at >= 2 && self.get(at - 2).is_some_and(char::is_alphanumeric),
         }
     }
@@ -513,6 +522,16 @@ fn stands_alone_after(before: &str) -> bool {
         Some(',' | ';') => follows_number,
         _ => false,
     };
+    // `-(-42)` is an expression.
+    if open.len() < compact.len() && open.ends_with('-') {
+        return false;
+    }
+    let mut words = open.split_whitespace().rev();
+    let joins_numbers = words.next().is_some_and(|word| matches!(word, "and" | "to"))
+        && words.next().is_some_and(|word| word.ends_with(|c: char| c.is_ascii_digit()));
+    if joins_numbers {
+        return false;
+    }
     let last_word = open.split_whitespace().next_back().unwrap_or_default().to_lowercase();
     !is_continuation && !matches!(&*last_word, "or" | "and/or" | "versus" | "vs" | "vs." | "times" | "plus")
 }
@@ -570,6 +589,10 @@ mod tests {
             ("2 million", "2000000"),
             ("４２", "42"),
             ("٤٢", "42"),
+            ("٤٢٫٥", "85/2"),
+            ("so...42", "42"),
+            ("42 is right", "42"),
+            ("5 and 7 make 12", "12"),
             ("5 + 3 = 8", "8"),
             ("- 8", "8"),
             ("4 apples; H2O", "4"),

@@ -15,9 +15,11 @@ pub(super) fn contains(text: &str, wanted: &str) -> bool {
     !wanted.is_empty()
         && text.match_indices(wanted).any(|(at, _)| {
             let before = &text[..at];
+            let after = &text[at + wanted.len()..];
             starts_word(before, wanted)
-                && ends_word(wanted, &text[at + wanted.len()..])
+                && ends_word(wanted, after)
                 && !is_negated(before)
+                && !is_denied(after)
         })
 }
 
@@ -65,6 +67,24 @@ pub(super) fn is_negated(before: &str) -> bool {
     })
 }
 
+/// Whether the text after a value says that it is not right, such as `is wrong` or `is not the answer`.
+pub(super) fn is_denied(after: &str) -> bool {
+    let after = after.trim_start_matches([' ', ')', '*', '"', '\'', '’', '$']);
+    let start: String = after.chars().take(16).collect::<String>().to_lowercase();
+    let denials = [
+        "is not ",
+        "isn't ",
+        "isn’t ",
+        "is wrong",
+        "is incorrect",
+        "is false",
+        "cannot be",
+        "can't be",
+        "can not be",
+    ];
+    denials.iter().any(|denial| start.starts_with(denial))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,6 +103,9 @@ mod tests {
             ("not 42", "42", false),
             ("not 41, but 42", "42", true),
             ("not 41 but 42", "42", true),
+            ("42 is wrong", "42", false),
+            ("42 isn't right", "42", false),
+            ("42 is right", "42", true),
             ("cats", "cat", false),
             ("a+b", "a+b", true),
         ] {
