@@ -2,7 +2,7 @@
 //!
 //! Whatever the code does, it costs one rollout. On Linux, where `unshare` may make namespaces, it has no network, sees no other
 //! process, can write only to an empty folder in memory, and everything that it starts ends with it. Elsewhere the
-//! limits of time, memory, file size and processes hold, and a warning says what is missing.
+//! config has to say that limits of time, memory, file size and processes are enough.
 
 use super::child::{self, ChildEnd, ChildLimits};
 use super::extract::code_block;
@@ -96,7 +96,8 @@ fn paired(lists: &serde_json::Map<String, Value>) -> Result<Vec<ProgramCase>, St
 }
 
 /// What keeps a program from the rest of the machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Isolation {
     /// Namespaces of its own: no network, no other processes, a read-only file system.
     Namespaces,
@@ -130,26 +131,32 @@ struct CodeRunner {
 }
 
 impl CodeVerifier {
-    /// Finds the interpreter, and which isolation this machine offers.
+    /// Finds the interpreter, and tries whether this machine offers the isolation.
     ///
     /// # Errors
-    /// The interpreter cannot run a program.
-    pub(super) fn new(python: PathBuf, limits: CodeLimits) -> Result<Self, String> {
-        let isolated = Self::with(python, limits, Isolation::Namespaces);
-        if isolated.try_out().is_ok() {
-            return Ok(isolated);
-        }
-        let python = isolated.runner.python.clone();
-        let limited = Self::with(python, limits, Isolation::Limits);
-        limited.try_out().map_err(|why| match limited.runner.is_superuser {
-            true => format!("{why} (for the superuser, code runs as another user, who must be able to read the interpreter)"),
-            false => why,
-        })?;
-        warn!(
-            "answers with code run with access to the network and to the files of this user: `unshare` of util-linux \
-             cannot make namespaces here. Limits of time, memory, file size and processes hold. Run in a container"
-        );
-        Ok(limited)
+    /// The interpreter cannot run a program, or cannot run it in isolation.
+    pub(super) fn new(python: PathBuf, limits: CodeLimits, isolation: Isolation) -> Result<Self, String> {
+        let verifier = Self::with(python, limits, isolation);
+        let Err(why) = verifier.try_out() else {
+            if isolation == Isolation::Limits {
+                warn!(
+                    "answers with code run with access to the network, to the files of this user and to its processes: limits \
+                     of time, memory, file size and processes are all that holds them"
+                );
+            }
+            return Ok(verifier);
+        };
+        let limited = Self::with(verifier.runner.python.clone(), limits, Isolation::Limits);
+        Err(match (isolation, limited.try_out(), limited.runner.is_superuser) {
+            (Isolation::Namespaces, Ok(()), _) => format!(
+                "this machine makes no namespaces for code ({why}): run in a container that may, or set `isolation = \"limits\"`, \
+                 which leaves the network, the files of this user and its processes, this run included, within reach of the code"
+            ),
+            (_, _, true) => format!(
+                "{why} (for the superuser, code runs as another user, who must be able to read the interpreter)"
+            ),
+            (_, _, false) => why,
+        })
     }
 
     pub(super) fn with(python: PathBuf, limits: CodeLimits, isolation: Isolation) -> Self {

@@ -20,7 +20,7 @@ use crate::error::EnvError;
 use crate::native::{EnvInfo, flag, whole_answer};
 use crate::rows::{self, Columns, DataRow, kind};
 use async_trait::async_trait;
-use code::{CodeLimits, CodeVerifier};
+use code::{CodeLimits, CodeVerifier, Isolation};
 use columns::ColumnTemplate;
 use extract::{Extraction, without_thoughts};
 use grade::{Grader, Task};
@@ -94,6 +94,8 @@ arguments! {
             "seconds that math or code may take for one answer; code has them for each test case";
         parallel: usize = Whole { default: 4, min: 1, max: 1024 },
             "answers of math or code that are verified at a time";
+        isolation: Isolation = Choice(&["namespaces", "limits"]), only with verify = "code",
+            "what keeps code from the rest of the machine: namespaces of its own, or limits alone";
         memory_mib: u64 = Whole { default: 1024, min: 64, max: 1_048_576 }, only with verify = "code",
             "address space of each process, in MiB";
         judge: Map<String, Value> = Table, only with verify = "judge",
@@ -213,7 +215,7 @@ fn grader(options: &DatasetOptions, task: &RowTask) -> Result<Grader, EnvError> 
                 memory_mib: options.memory_mib,
                 parallel: options.parallel,
             };
-            let verifier = CodeVerifier::new(python(options), limits);
+            let verifier = CodeVerifier::new(python(options), limits, options.isolation);
             return verifier.map(Grader::Code).map_err(|why| unusable("verify", why));
         }
         VerifierName::Judge => {
