@@ -1,5 +1,7 @@
 //! Definition of the command line.
 
+use crate::config::choice::Choice;
+use crate::config::tracking::Tracker;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -50,6 +52,8 @@ pub enum Command {
     Simulate(SimulateArgs),
     /// Makes one page of a run folder, or a picture of its curves.
     Report(ReportArgs),
+    /// Sends a run folder to experiment trackers.
+    Track(TrackArgs),
     /// Serves the embedded engine as a Tinker API, for any client of it.
     Serve(ServeArgs),
     /// Computes rewards and runs self-driven environments for runs on any machine, over a NATS broker.
@@ -332,6 +336,26 @@ pub struct ReportArgs {
     pub seed: u64,
 }
 
+/// Arguments of the `track` command.
+#[derive(Args, Debug)]
+pub struct TrackArgs {
+    /// The run folder. A run that is sent to the tracker already is refused.
+    #[arg(value_name = "RUN_FOLDER")]
+    pub folder: PathBuf,
+    /// Tracker to send it to; may be repeated.
+    #[arg(long, value_name = "TRACKER", required = true, value_parser = tracker_parser())]
+    pub to: Vec<Choice<Tracker>>,
+    /// Project of the run; else that of its config.
+    #[arg(long, value_name = "NAME")]
+    pub project: Option<String>,
+    /// Name of the run; else that of its config, else the names of the folder and of the one that it is in.
+    #[arg(long, value_name = "NAME")]
+    pub run_name: Option<String>,
+    /// Interpreter that has the tracker's package; else that of its config, else that of a `.venv` or `python3`.
+    #[arg(long, value_name = "FILE")]
+    pub python: Option<PathBuf>,
+}
+
 /// File format of a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ReportFormat {
@@ -561,6 +585,12 @@ pub struct ShowModelArgs {
     /// Prints everything as one JSON object, the chat template included.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Reads the variants of [`Tracker`] by the names that configs use.
+fn tracker_parser() -> impl clap::builder::TypedValueParser<Value = Choice<Tracker>> {
+    PossibleValuesParser::new(variant_names::<Tracker>())
+        .try_map(|name| variant(&name).map(Choice).ok_or("is no tracker"))
 }
 
 /// Reads the variants of [`SwapKv`] by the names that configs use.

@@ -15,6 +15,7 @@ mod simulate;
 mod simulated_service;
 mod telemetry;
 mod terminal;
+mod tracking;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Command::Envs(command) => commands::envs::run(command),
         Command::Simulate(command) => commands::simulate::run(command),
         Command::Report(command) => commands::report::run(command),
+        Command::Track(command) => commands::track::run(command),
         Command::Serve(command) => commands::serve::run(command),
         Command::Worker(command) => commands::worker::run(command),
         Command::Nats(command) => commands::nats::run(command),

@@ -11,6 +11,7 @@ use crate::config::plan::RunPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::recommended;
 use crate::run_folder::{self, FolderOutlook};
+use crate::tracking;
 use anyhow::Context as _;
 use indicatif::HumanBytes;
 use minds_core::chat::{Renderer, Tokenizer};
@@ -86,8 +87,18 @@ impl CheckResult {
             .collect();
         pythons.iter().try_for_each(|env| assemble::find_python(&plan, env)).or_exit(ProcessExit::Config)?;
         assemble::check_key(&plan).or_exit(ProcessExit::Config)?;
-        let prices = assemble::prices(&plan, offline).or_exit(ProcessExit::Config)?;
         let mut tried = Vec::new();
+        let imported = tracking::import_packages(&plan.tracking)
+            .map_err(|problem| plan.wrong("log.to", problem))
+            .or_exit(ProcessExit::Config)?;
+        if !imported.is_empty() {
+            tried.push(format!(
+                "{} can be imported by `{}`",
+                imported.join(", "),
+                plan.tracking.python.display()
+            ));
+        }
+        let prices = assemble::prices(&plan, offline).or_exit(ProcessExit::Config)?;
         if !offline {
             tried.extend(assemble::probe_broker(&plan)?);
         }

@@ -6,8 +6,10 @@ use crate::check::{self, machine};
 use crate::cli;
 use crate::config::metrics::PORT;
 use crate::config::plan::RunPlan;
+use crate::config::tracking::Tracker;
 use crate::config::{ProcessVariables, environments::EnvPlan};
 use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::tracking;
 use anyhow::anyhow;
 use indicatif::HumanBytes;
 use minds_environments::native;
@@ -53,6 +55,7 @@ pub fn run(command: &cli::DoctorArgs) -> Result<(), CommandError> {
     findings.extend(python(plan.as_ref()));
     if let Some(plan) = &plan {
         findings.extend(environments(plan));
+        findings.extend(trackers(plan));
         findings.extend(service(plan));
         findings.extend(broker(plan));
     }
@@ -225,6 +228,20 @@ fn environments(plan: &RunPlan) -> Vec<DoctorFinding> {
             }
         })
         .collect()
+}
+
+/// Checks the packages of the experiment trackers.
+fn trackers(plan: &RunPlan) -> Vec<DoctorFinding> {
+    let python = plan.tracking.python.display();
+    let found = |tracker: &Tracker| match tracking::import_packages(&plan.tracking.only(*tracker)) {
+        Ok(imported) => finding(
+            FindingStatus::Ok,
+            "tracker",
+            format!("{} can be imported by `{python}`", imported.join(", ")),
+        ),
+        Err(problem) => finding(FindingStatus::Missing, "tracker", format!("log.to {problem}")),
+    };
+    plan.tracking.to.iter().map(found).collect()
 }
 
 /// Checks the key, and a server that accepts it.

@@ -15,6 +15,7 @@ pub mod serve;
 pub mod shell;
 pub mod signals;
 pub mod simulate;
+pub mod track;
 pub mod worker;
 
 /// Prints a line for human readers.

@@ -7,6 +7,7 @@ use super::choice::{Choice, WeightsChoice};
 use super::nats::Transport;
 use super::rewards::{OracleWeights, ShadowFrom};
 use super::simulate::SimulatePlan;
+use super::tracking::Tracker;
 use super::trainer::{MemberFailureHandling, ReferenceWeights, loss_choice};
 use minds_core::advantage::Estimator;
 use minds_core::loss::PolicyLoss;
@@ -141,6 +142,19 @@ pub struct LogConfig {
     pub tensorboard: Option<bool>,
     /// Which of the trained rollouts the run writes into its folder.
     pub rollouts: Option<Choice<WrittenRollouts>>,
+    /// Experiment trackers that show the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub to: Vec<Choice<Tracker>>,
+    /// Project of the run in these trackers.
+    pub project: Option<String>,
+    /// Name of the run in these trackers.
+    pub run_name: Option<String>,
+    /// Interpreter that has the packages of these trackers.
+    pub python: Option<PathBuf>,
+    /// Steps between two tables of rollouts in these trackers; 0 sends none.
+    pub table_every: Option<u64>,
+    /// Longest that the end of the run waits for these trackers.
+    pub tracker_timeout: Option<String>,
 }
 
 /// Keys of the `[env]` and `[[envs]]` tables.

@@ -29,6 +29,7 @@ pub mod simulated_service;
 pub mod stages;
 pub mod supervised;
 pub mod teacher;
+pub mod tracking;
 pub mod trainer;
 mod variables;
 pub mod warm_start;

@@ -14,6 +14,7 @@ use super::rewards::{OracleWeights, ShadowFrom};
 pub use super::service::{EMBEDDED, EnginePlan, HOSTED_URL, RemotePlan, ServicePlan};
 use super::simulate::SimulatePlan;
 use super::teacher::{TeacherModel, TeacherPlan};
+use super::tracking::TrackingPlan;
 use super::trainer::ReferenceWeights;
 use super::variables::ProcessVariables;
 use super::warm_start::WarmStart;
@@ -98,6 +99,8 @@ pub struct RunPlan {
     pub tensorboard: bool,
     /// Which of the trained rollouts the run writes.
     pub rollouts: WrittenRollouts,
+    /// The experiment trackers that show the run.
+    pub tracking: TrackingPlan,
     /// Number of newest checkpoints to keep; `None` for all.
     pub keep_states: Option<NonZeroUsize>,
     /// Time after which the server deletes a checkpoint by itself; `None` for never.
@@ -229,6 +232,7 @@ impl RunPlan {
                 true => WrittenRollouts::Off,
                 false => chosen(file.log.rollouts),
             },
+            tracking: TrackingPlan::decide(&file)?,
             keep_states: trainer::keep_states(&file.trainer)?,
             state_ttl: time("trainer.state_ttl", file.trainer.state_ttl.as_deref())?,
             metrics: MetricsPlan::decide(&file.metrics, variables)?,

@@ -5,7 +5,7 @@
 //! `evals.jsonl` one line per evaluation · `quarantine.jsonl` one line per reward that failed for good · `weights/`
 //! checkpoints of the embedded engine · `events.out.tfevents.…` the same metrics for TensorBoard · `environments.json`
 //! fingerprints of the environments · `broker.json` who the run is on a broker · `usage.json`
-//! the tokens that the service billed. Only one process at a time uses a folder.
+//! the tokens that the service billed · `tracking/` what experiment trackers were sent. Only one process at a time uses a folder.
 
 mod admission;
 mod bounded_lines;

@@ -43,6 +43,8 @@ const KEYS: &[(&str, &[&str], &[&str])] = &[
     ("tinker.outage", &["10s"], &["never"]),
     ("log.tensorboard", &["true", "false"], &["perhaps"]),
     ("log.rollouts", &["all", "sample", "off"], &["some"]),
+    ("log.to", &["[]"], &["[\"tensorbord\"]", "wandb"]),
+    ("log.tracker_timeout", &["5s"], &["0.5"]),
     ("optim.grad_clip_norm", &["1.0"], &["-1"]),
     ("optim.weight_decay", &["0.1"], &["-0.1"]),
     ("model.renderer_name", &["role_colon"], &["no_such_renderer"]),

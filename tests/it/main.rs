@@ -39,6 +39,7 @@ mod simulate;
 mod simulated_service;
 mod supervised;
 mod tensorboard;
+mod tracking;
 mod training;
 mod type_names;
 mod venv;

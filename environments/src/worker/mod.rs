@@ -37,4 +37,4 @@ pub use environment::PythonEnvironment;
 pub use message::{ChatMessage, EnvDescription, ToolCall, ToolFunction};
 pub use model_profile::ModelProfile;
 pub use options::{BadReward, PythonOptions};
-pub use setup::find_package;
+pub use setup::{find_package, hide_own_variables, interpreter};

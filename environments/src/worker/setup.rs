@@ -108,7 +108,7 @@ pub(super) struct WorkerSetup {
 /// Keeps other processes of the same user, unless it is root, from reading this one's variables and memory, which hold
 /// the service's key. It prevents core dumps, and debuggers need root. Removing the variables instead is unsafe while
 /// other threads may read them.
-fn hide_own_variables() {
+pub fn hide_own_variables() {
     #[cfg(target_os = "linux")]
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         warn!(%error, "Python environments may read the variables of this process");
@@ -236,8 +236,10 @@ fn cannot_start(interpreter: &Path, error: &std::io::Error) -> String {
     }
 }
 
-/// The environment's own virtual environment, else the one of the working directory, else `python3`.
-fn interpreter(home: Option<&Path>) -> PathBuf {
+/// The interpreter of a package: the virtual environment in its folder `home`, else the one of the working directory, else
+/// `python3`.
+#[must_use]
+pub fn interpreter(home: Option<&Path>) -> PathBuf {
     let folders = home.into_iter().chain([Path::new(".")]);
     let mut own = folders.map(|folder| folder.join(".venv/bin/python"));
     own.find(|python| python.is_file()).unwrap_or_else(|| "python3".into())

@@ -5,6 +5,7 @@ mod retention;
 mod spending;
 mod summary;
 
+use super::signals::{SignalRequest, Signals};
 use super::{print_line, resume};
 use crate::assemble::{self, ComparedEnvironment, FirstWeights, ModelService};
 use crate::cli;
@@ -15,6 +16,7 @@ use crate::config::{ProcessVariables, RunPlan, mask};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::{CheckpointRecord, RunFolder};
 use crate::terminal::ProgressBars;
+use crate::tracking::{self, RunTrackers, TrackedOutcome, TrackedRun, TrackerPatience};
 use anyhow::Context as _;
 use minds_observe::dashboard::{DashboardListener, RunInfo, RunView};
 use minds_stages::pipeline::{Pipeline, ShadowStart};
@@ -78,6 +80,9 @@ fn train(command: &cli::RunArgs, spent: Duration) -> Result<RunEnd, CommandError
     plan.can_train().or_exit(ProcessExit::Config)?;
     plan.broker().or_exit(ProcessExit::Config)?;
     assemble::fit_epochs(&mut plan).or_exit(ProcessExit::Config)?;
+    tracking::find_packages(&plan.tracking)
+        .map_err(|problem| plan.wrong("log.to", problem))
+        .or_exit(ProcessExit::Config)?;
     let system = super::system();
     let mut folder = resume::open(&plan, &command.resume_args)?;
     if is_done(&plan, &folder) {
@@ -171,6 +176,7 @@ fn train(command: &cli::RunArgs, spent: Duration) -> Result<RunEnd, CommandError
         };
         let bars = ProgressBars::show(plan.pipeline.train.max_steps, view.run_info.first_step);
         let spending = Spending::new(ready.usage.clone(), plan.budget.max_usd);
+        let trackers = RunTrackers::start(&plan.tracking, &tracked(&plan, &folder)?, TrackerPatience::Run);
         let follower = RunMonitor::new(&mut pipeline, &mut folder, retention, view, bars, summary, spending);
         let result = follower.follow(plan.deadline).await;
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, pipeline.close()).await.is_err() {
@@ -180,6 +186,7 @@ fn train(command: &cli::RunArgs, spent: Duration) -> Result<RunEnd, CommandError
             let finished = folder.last().is_some_and(|last| last.step >= plan.pipeline.train.max_steps);
             dispatcher.close(finished).await;
         }
+        finish_tracking(&plan, trackers, &result).await;
         if let Some(dashboard) = dashboard {
             dashboard.close().await;
         }
@@ -200,6 +207,40 @@ fn train(command: &cli::RunArgs, spent: Duration) -> Result<RunEnd, CommandError
         true => RunEnd::Done,
         false => RunEnd::Stopped,
     })
+}
+
+/// The run as trackers show it.
+fn tracked(plan: &RunPlan, folder: &RunFolder) -> Result<TrackedRun, CommandError> {
+    let config = toml::Table::try_from(&plan.resolved).context("failed to write the config for trackers");
+    let place = folder.path().file_name().unwrap_or_default().display();
+    Ok(TrackedRun {
+        folder: folder.path().to_owned(),
+        name: format!("{}-{place}", plan.stem),
+        config: config.or_exit(ProcessExit::Failed)?,
+    })
+}
+
+/// Tells trackers how the run ended, and waits a limited time until they have sent everything. After a second signal
+/// nothing is waited for.
+async fn finish_tracking(plan: &RunPlan, trackers: RunTrackers, result: &Result<(), CommandError>) {
+    if plan.tracking.to.is_empty() {
+        return;
+    }
+    let outcome = match result {
+        Ok(()) => TrackedOutcome::Finished,
+        Err(fault) if fault.exit == ProcessExit::Interrupted => return,
+        Err(fault) if fault.exit == ProcessExit::Budget => TrackedOutcome::Finished,
+        Err(_) => TrackedOutcome::Failed,
+    };
+    let limit = plan.tracking.timeout;
+    print_line!("tracking     {}: the rest is sent within {} s", plan.tracking.names(), limit.as_secs_f64());
+    let stop = async {
+        match Signals::listen() {
+            Ok(mut signals) => while signals.next().await != SignalRequest::Stop {},
+            Err(_) => std::future::pending().await,
+        }
+    };
+    drop(trackers.finish(outcome, Some(limit), stop).await);
 }
 
 /// Whether no step is left; prints a message if so.
@@ -283,6 +324,9 @@ fn banner(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, listening: O
         print_line!("teacher      {}", teacher.describe(&plan.base_model));
     }
     print_line!("run folder   {}", folder.path().display());
+    if !plan.tracking.to.is_empty() {
+        print_line!("tracking     {}, project {}", plan.tracking.names(), plan.tracking.project);
+    }
     match listening {
         Some(listening) if listening.elsewhere => {
             print_line!("dashboard    {} (the usual port is in use)", listening.url());
