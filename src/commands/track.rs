@@ -67,10 +67,14 @@ fn plan(command: &cli::TrackArgs, config: &toml::Table) -> anyhow::Result<Tracki
         .map_err(|error| anyhow!("{} {}", error.key, error.problem))
 }
 
-/// How the run ended, as its last checkpoint says: a run that ends without an error saves one.
+/// How the run ended: one that ends without an error saves its last step.
 fn outcome(folder: &Path) -> TrackedOutcome {
-    match run_folder::last_checkpoint(folder) {
-        Ok(Some(last)) if last.is_at_end() => TrackedOutcome::Finished,
+    let mut notes = Vec::new();
+    let (table, _) = reading::metrics_table(folder, &mut notes);
+    notes.iter().for_each(|note| tracing::warn!("{note}"));
+    let saved = run_folder::last_checkpoint(folder).ok().flatten().map(|last| last.step);
+    match table.steps().last().copied() {
+        Some(step) if saved.is_some_and(|saved| saved >= step) => TrackedOutcome::Finished,
         _ => TrackedOutcome::Killed,
     }
 }

@@ -19,11 +19,11 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tracker {
-    /// Weights & Biases.
+    /// The hosted service Weights & Biases, or a server of it.
     Wandb,
-    /// MLflow.
+    /// A server, a database or a folder of MLflow.
     Mlflow,
-    /// Trackio, of Hugging Face.
+    /// Trackio of Hugging Face, local or in a Space.
     Trackio,
 }
 

@@ -72,12 +72,6 @@ impl CheckpointRecord {
         }
     }
 
-    /// Whether it was saved at the end of a run.
-    #[must_use]
-    pub fn is_at_end(&self) -> bool {
-        self.name.ends_with("-final") || self.name.ends_with("-stop")
-    }
-
     /// What is shown of the checkpoint.
     #[must_use]
     pub fn summary(&self) -> CheckpointSummary {

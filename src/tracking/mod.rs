@@ -1,7 +1,7 @@
 //! Shows a run in experiment trackers, through each one's own Python package.
 //!
 //! Each tracker has a process of its own that reads the run folder ([`process`]), so a tracker can neither slow, block nor
-//! end a run: a process that dies is restarted and goes on from what it had sent, and one that hangs is killed some time
+//! end a run: a process that dies is restarted and continues after what it had sent, and one that hangs is killed some time
 //! after the end of the run. Processes receive no key of this program.
 
 mod package;
@@ -31,7 +31,7 @@ pub enum TrackedOutcome {
     Finished,
     /// It ended with an error.
     Failed,
-    /// Its process ended without a word of its end.
+    /// Its process was gone before it reported an end.
     Killed,
 }
 
@@ -61,7 +61,7 @@ pub struct TrackedRun {
 pub enum TrackerPatience {
     /// Restarts it a few times, and waits for the other process.
     Run,
-    /// Does neither.
+    /// Ends with the first process, and fails at once if another one sends the run.
     Once,
 }
 
@@ -105,7 +105,7 @@ impl RunTrackers {
         Self { orders, processes }
     }
 
-    /// Tells the processes that the run has ended, and waits until they have sent everything; those that have not after
+    /// Reports the end of the run to the processes, and waits until they have sent everything; those that have not after
     /// `limit`, or when `stop` completes, are killed with a warning. Returns the trackers that have not finished.
     pub async fn finish(
         mut self,

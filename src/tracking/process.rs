@@ -1,4 +1,4 @@
-//! The process of one tracker: how it starts, is restarted, is told the end of the run, and is killed.
+//! The process of one tracker: how it starts and restarts, learns of the end of the run, and is killed.
 
 use super::{TrackedOutcome, TrackerPatience};
 use crate::config::tracking::Tracker;
@@ -44,10 +44,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of the log that are searched for its last line.
 const TAIL: i64 = 4096;
 
-/// What the processes of a run are told.
+/// State of the run that its processes act on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TrackerOrder {
-    /// The run goes on.
+    /// The run is under way.
     Follow,
     /// The run has ended. A process that has not sent everything at this moment is killed.
     Finish(TrackedOutcome, Option<Instant>),
@@ -68,7 +68,7 @@ pub(super) struct TrackerProcess {
     pub(super) tracker: Tracker,
     pub(super) python: PathBuf,
     pub(super) variables: Vec<(OsString, OsString)>,
-    /// The run folder.
+    /// Absolute path of the run folder.
     pub(super) folder: PathBuf,
     /// JSON that the process reads first.
     pub(super) settings: String,
@@ -147,8 +147,8 @@ impl TrackerProcess {
         Ok((child, files))
     }
 
-    /// Waits for the process to end, and tells it the end of the run. If this is dropped, the end of its input tells the
-    /// process that the run is gone.
+    /// Waits for the process to end, and reports the end of the run to it. If this future is dropped, its input ends, which
+    /// means to the process that the run was killed.
     async fn follow(&self, mut child: Child, orders: &mut watch::Receiver<TrackerOrder>) -> TrackerExit {
         let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let mut input = child.stdin.take();

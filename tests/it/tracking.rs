@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A package `wandb` that writes what it is told into `$CALLS`, one JSON object a line. `$FAULT` is what goes wrong.
+/// A package `wandb` that writes its calls into `$CALLS`, one JSON object a line. `$FAULT` selects a fault.
 const WANDB: &str = r#"
 import json, os, signal, sys
 
@@ -52,7 +52,7 @@ def init(project, name, id, resume):
     return run
 "#;
 
-/// A folder with such a package, and what it was told.
+/// A folder with such a package and its calls.
 struct FakeWandb {
     dir: tempfile::TempDir,
 }
@@ -79,6 +79,14 @@ impl FakeWandb {
         let mut command = run(&config("ci_test.toml"), &self.run_folder(), &[&tracked, extra].concat());
         self.give(&mut command, fault);
         command
+    }
+
+    /// Sends the run folder after the run.
+    fn track(&self, fault: &str) -> (Option<i32>, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+        command.arg("track").arg(self.run_folder()).args(["--to", "wandb", "--python", "python3"]);
+        self.give(&mut command, fault);
+        output(&mut command)
     }
 
     fn calls(&self, name: &str) -> Vec<Value> {
@@ -155,8 +163,12 @@ fn every_number_is_sent_and_a_resumed_run_goes_on_in_the_same_one() {
         wandb.calls("table").iter().map(|call| call["step"].as_u64().unwrap()).collect();
     assert_eq!(steps_with_tables, [2, 4, 6]);
     assert_eq!(wandb.calls("table")[0]["rows"].as_array().unwrap().len(), 8);
+
+    let sent = wandb.calls("log").len();
+    assert_eq!(wandb.track("").0, Some(0));
+    assert_eq!(wandb.calls("log").len(), sent, "nothing is left to send");
     let ends: Vec<Value> = wandb.calls("finish").iter().map(|call| call["exit_code"].clone()).collect();
-    assert_eq!(ends, [0, 0]);
+    assert_eq!(ends, [0, 0, 0]);
 }
 
 #[test]
@@ -251,13 +263,7 @@ fn a_folder_is_sent_after_the_run_without_its_secrets() {
     let rows = "[\n{\"step\":1.0,\"a\":0.5},\n{\"step\":2.0,\"a\":null,\"b\":-1e-7},\n{\"step\":3.0,\"a\":0.";
     std::fs::write(folder.join("metrics.json"), rows).unwrap();
     std::fs::write(folder.join("evals.jsonl"), "{\"step\":1,\"eval/x/pass@1\":0.25}\n").unwrap();
-    let track = |fault: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
-        command.arg("track").arg(&folder).args(["--to", "wandb", "--python", "python3", "--project", "old"]);
-        wandb.give(&mut command, fault);
-        output(&mut command)
-    };
-    let (code, out, stderr) = track("");
+    let (code, out, stderr) = wandb.track("");
     assert_eq!(code, Some(0), "{stderr}");
     assert!(out.starts_with("sent "), "{out}");
     let sent: Vec<(&str, u64, f64)> = vec![("a", 1, 0.5), ("b", 2, -1e-7), ("eval/x/pass@1", 1, 0.25)];
@@ -267,9 +273,9 @@ fn a_folder_is_sent_after_the_run_without_its_secrets() {
     assert_eq!(wandb.calls("config")[0]["config"]["env"]["args"]["shots"], 3);
     assert_eq!(wandb.calls("finish")[0]["exit_code"], 255, "no checkpoint says that it ended");
 
-    assert_eq!(track("").0, Some(0));
+    assert_eq!(wandb.track("").0, Some(0));
     assert_eq!(wandb.calls("log").len(), 3, "nothing is sent again");
-    let (code, _, stderr) = track("raises");
+    let (code, _, stderr) = wandb.track("raises");
     assert_eq!(code, Some(1), "{stderr}");
     assert!(stderr.contains("1 of 1 trackers have not received everything"), "{stderr}");
 }

@@ -26,9 +26,10 @@ use monitor::{RunMonitor, SHUTDOWN_TIMEOUT};
 use retention::{CheckpointRetention, expiring_paths};
 use spending::Spending;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use summary::RunSummary;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Runs the command: one run, or the stages of a config until one of them is stopped.
 ///
@@ -220,8 +221,8 @@ fn tracked(plan: &RunPlan, folder: &RunFolder) -> Result<TrackedRun, CommandErro
     })
 }
 
-/// Tells trackers how the run ended, and waits a limited time until they have sent everything. After a second signal
-/// nothing is waited for.
+/// Reports the outcome to trackers, and waits a limited time until they have sent everything; after a second signal it
+/// does neither.
 async fn finish_tracking(plan: &RunPlan, trackers: RunTrackers, result: &Result<(), CommandError>) {
     if plan.tracking.to.is_empty() {
         return;

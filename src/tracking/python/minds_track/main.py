@@ -19,7 +19,7 @@ from .run_folder import GrowingFile, Row, numbers, rollout_table
 from .trackers import TRACKERS
 
 POLL_S = 1.0
-LONGEST_PAUSE_S = 60.0  # between two attempts while the run goes on
+LONGEST_PAUSE_S = 60.0  # between two attempts during the run
 LAST_ATTEMPTS = 5  # after the run has ended; the run's own limit may come first
 BUSY = 3  # exit code
 
@@ -107,7 +107,7 @@ class Sender:
                 place.table_step = step
 
     def finish(self, outcome: str) -> None:
-        """Tells the tracker how the run ended."""
+        """Sends the outcome of the run."""
         self._tracker.finish(outcome)
         self._place.write()
 

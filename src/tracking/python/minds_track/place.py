@@ -1,6 +1,6 @@
 """What a tracker has been sent of a run, in `tracking/<tracker>.json` of the run folder.
 
-A process that takes over from another one goes on from there. The file never says that something was sent which was
+A process that takes over from another one continues from there. The file never says that something was sent which was
 not, so the worst that a killed process causes is a row that is sent twice, with the same numbers.
 """
 

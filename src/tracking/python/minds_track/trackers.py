@@ -1,4 +1,4 @@
-"""One class per tracker: what its package is told.
+"""One class per tracker: how its package is called.
 
 Each has the same methods: `start` begins or continues a run and returns the tracker's id of it, `log` sends numbers of
 a step, `table` rollouts of a step, and `finish` the final state: finished, failed or killed.
