@@ -47,6 +47,14 @@ sdk python model:
 cookbook python model:
     TINKER_API_KEY="${TINKER_API_KEY:-tml-anything}" {{python}} tests/sdk/cookbook.py {{model}}
 
+# Runs in W&B, MLflow and Trackio through the real packages, read back from them; makes a virtual environment once, takes
+# minutes: `just trackers`.
+trackers python="python3":
+    test -d target/trackers-venv || {{python}} -m venv target/trackers-venv
+    target/trackers-venv/bin/pip install -q wandb==0.31.0 mlflow==3.17.2 trackio==0.43.0
+    cargo build --release
+    target/trackers-venv/bin/python tests/sdk/trackers.py target/release/minds-actors
+
 # The client against SkyRL's server on the CPU, in both wires. Needs Python 3.12 or newer; docs/skyrl.md.
 skyrl python="python3":
     {{python}} tinker/tests/skyrl/against.py 0.4.0 0.3.0
