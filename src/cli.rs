@@ -1,7 +1,6 @@
 //! Definition of the command line.
 
-use crate::config::choice::Choice;
-use crate::config::tracking::Tracker;
+use crate::tracker::Tracker;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -344,7 +343,7 @@ pub struct TrackArgs {
     pub folder: PathBuf,
     /// Tracker to send it to; may be repeated.
     #[arg(long, value_name = "TRACKER", required = true, value_parser = tracker_parser())]
-    pub to: Vec<Choice<Tracker>>,
+    pub to: Vec<Tracker>,
     /// Project of the run; else that of its config.
     #[arg(long, value_name = "NAME")]
     pub project: Option<String>,
@@ -588,9 +587,9 @@ pub struct ShowModelArgs {
 }
 
 /// Reads the variants of [`Tracker`] by the names that configs use.
-fn tracker_parser() -> impl clap::builder::TypedValueParser<Value = Choice<Tracker>> {
+fn tracker_parser() -> impl clap::builder::TypedValueParser<Value = Tracker> {
     PossibleValuesParser::new(variant_names::<Tracker>())
-        .try_map(|name| variant(&name).map(Choice).ok_or("is no tracker"))
+        .try_map(|name| variant(&name).ok_or("is no tracker"))
 }
 
 /// Reads the variants of [`SwapKv`] by the names that configs use.

@@ -15,6 +15,7 @@ mod simulate;
 mod simulated_service;
 mod telemetry;
 mod terminal;
+mod tracker;
 mod tracking;
 
 use clap::Parser;

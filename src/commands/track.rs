@@ -3,6 +3,7 @@
 use super::print_line;
 use super::signals::{SignalRequest, Signals};
 use crate::cli;
+use crate::config::choice::Choice;
 use crate::config::file::LogConfig;
 use crate::config::tracking::TrackingPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
@@ -56,7 +57,7 @@ fn plan(command: &cli::TrackArgs, config: &toml::Table) -> anyhow::Result<Tracki
     let kept = config.get("log").cloned().map_or_else(|| Ok(LogConfig::default()), toml::Value::try_into);
     let kept: LogConfig = kept.with_context(|| format!("[log] of {} is invalid", run_folder::CONFIG))?;
     let log = LogConfig {
-        to: command.to.clone(),
+        to: command.to.iter().copied().map(Choice).collect(),
         project: command.project.clone().or(kept.project),
         run_name: command.run_name.clone().or(kept.run_name),
         python: command.python.clone().or(kept.python),

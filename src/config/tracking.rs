@@ -3,8 +3,8 @@
 use super::error::KeyProblem;
 use super::file::{ConfigFile, LogConfig};
 use super::plan::time;
+use crate::tracker::Tracker;
 use minds_environments::worker;
-use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,30 +14,6 @@ const PROJECT: &str = "minds-actors";
 const TABLE_EVERY: u64 = 10;
 /// Longest that the end of a run waits for its trackers.
 const TIMEOUT: Duration = Duration::from_secs(30);
-
-/// An experiment tracker with a Python package of the same name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Tracker {
-    /// The hosted service Weights & Biases, or a server of it.
-    Wandb,
-    /// A server, a database or a folder of MLflow.
-    Mlflow,
-    /// Trackio of Hugging Face, local or in a Space.
-    Trackio,
-}
-
-impl Tracker {
-    /// Name of the tracker, of its Python package and of its files.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Wandb => "wandb",
-            Self::Mlflow => "mlflow",
-            Self::Trackio => "trackio",
-        }
-    }
-}
 
 /// Resolved settings of the trackers of a run.
 #[derive(Clone, Debug)]

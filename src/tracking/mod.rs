@@ -8,7 +8,8 @@ mod package;
 mod process;
 
 use crate::config::mask;
-use crate::config::tracking::{Tracker, TrackingPlan};
+use crate::config::tracking::TrackingPlan;
+use crate::tracker::Tracker;
 use minds_environments::worker::hide_own_variables;
 pub use package::{find_packages, import_packages};
 use process::{TrackerOrder, TrackerProcess};

@@ -1,7 +1,8 @@
 //! Whether an interpreter has the packages of trackers.
 
 use super::variables;
-use crate::config::tracking::{Tracker, TrackingPlan};
+use crate::config::tracking::TrackingPlan;
+use crate::tracker::Tracker;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Command;

@@ -1,7 +1,7 @@
 //! The process of one tracker: how it starts and restarts, learns of the end of the run, and is killed.
 
 use super::{TrackedOutcome, TrackerPatience};
-use crate::config::tracking::Tracker;
+use crate::tracker::Tracker;
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsString;
