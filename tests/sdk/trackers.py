@@ -267,7 +267,8 @@ def tracker_stopped(folder):
 
 
 def run_killed(folder):
-    run = TrackedRun(folder / "run_killed").start("--max-steps", 400, "--set", "trainer.save_every=100")
+    # Far more steps than it has time for.
+    run = TrackedRun(folder / "run_killed").start("--max-steps", 20000, "--set", "trainer.save_every=100")
     run.wait_for_places()
     wait_until("step 100", lambda: (run.folder / "checkpoints.jsonl").exists())
     run.process.kill()
@@ -275,7 +276,8 @@ def run_killed(folder):
     first = run.expected()
     wait_until("MLflow shows that the run was killed", lambda: run.mlflow_run().info.status == "KILLED", 300)
     wait_until("W&B has the exit code", lambda: run.wandb_exit_codes() == [255])
-    run.start("--max-steps", 400, "--set", "trainer.save_every=100").end()
+    last = max(step for _, step in first)
+    run.start("--max-steps", last + 20, "--set", "trainer.save_every=100").end()
     assert run.mlflow_run().info.status == "FINISHED"
     run.check("a run that was killed, with the first numbers of its repeated steps", first)
 
