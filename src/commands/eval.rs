@@ -178,11 +178,16 @@ fn measure(command: &cli::EvalArgs, checkpoint: Option<&str>) -> Result<Measured
         Ok(_) => FinishReason::Success,
         Err(_) => FinishReason::Errored,
     });
+    let components = evaluation.inspect_err(|_| {
+        if let Some(line) = cost_line(&usage).filter(|_| !command.json) {
+            print_line!("{line}");
+        }
+    })?;
     Ok(MeasuredWeights {
         weights: checkpoint.unwrap_or(BASE).to_owned(),
         path,
         step,
-        components: evaluation?,
+        components,
         options: plan.evaluation,
         usage,
     })

@@ -5,7 +5,7 @@
 
 mod conversation;
 
-use crate::rows::{self, DataRow, is_held_out};
+use crate::rows::{self, DataRow};
 use async_trait::async_trait;
 use conversation::{Conversation, TurnForm};
 use minds_core::chat::{Message, Renderer};
@@ -52,7 +52,8 @@ pub struct DemonstrationOptions {
     pub data: String,
     /// Which turns are imitated.
     pub train_on: TrainedTurns,
-    /// Share of the rows that is held out, in `[0, 1)`. It is chosen by the content of a row alone.
+    /// Share of the rows that is held out, in `[0, 1)`, and at least one of several rows unless it is 0. Rows are chosen by
+    /// their content alone.
     pub held_out: f64,
 }
 
@@ -88,13 +89,12 @@ impl DemonstrationSet {
     ) -> Result<Self, DemonstrationFileError> {
         let all = rows::read(&options.data).map_err(DemonstrationFileError)?;
         let count = all.len();
-        let chosen = |row: &DataRow| {
-            is_held_out(&row.columns, options.held_out) == (split == DemonstrationSplit::HeldOut)
-        };
+        let held_out = held_out(&all, options.held_out);
         let conversations = all
             .into_iter()
-            .filter(chosen)
-            .map(|row| {
+            .zip(held_out)
+            .filter(|(_, held_out)| *held_out == (split == DemonstrationSplit::HeldOut))
+            .map(|(row, _)| {
                 let place = row.place.to_string();
                 Conversation::of(row, options.train_on)
                     .map_err(|why| DemonstrationFileError(format!("{place}: {why}")))
@@ -106,7 +106,7 @@ impl DemonstrationSet {
                 options.data,
                 match split {
                     DemonstrationSplit::Train => "all are held out: lower sft.held_out",
-                    DemonstrationSplit::HeldOut => "none is held out: raise sft.held_out, or set it to 0",
+                    DemonstrationSplit::HeldOut => "none is held out: set sft.held_out to 0",
                 }
             )));
         };
@@ -126,6 +126,14 @@ impl DemonstrationSet {
     fn conversation(&self, item: &Item) -> &Conversation {
         &self.conversations[(item.index % self.items) as usize]
     }
+}
+
+/// Of each row, whether it is held out: by its content alone, or of few rows the one that would be held out first.
+fn held_out(rows: &[DataRow], share: f64) -> Vec<bool> {
+    let places: Vec<f64> = rows.iter().map(|row| rows::place(&row.columns)).collect();
+    let first = places.iter().copied().fold(f64::INFINITY, f64::min);
+    let is_held_out = |place: &f64| *place < share || (share > 0.0 && rows.len() > 1 && *place == first);
+    places.iter().map(is_held_out).collect()
 }
 
 /// All messages of a file of conversations, in their order: examples for a model to read.

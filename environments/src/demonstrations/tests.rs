@@ -83,7 +83,7 @@ fn the_chosen_turns_of_the_assistant_are_imitated_with_their_stop() {
     let second = format!("{first}2<|im_end|>\n<|im_start|>user\n+1<|im_end|>\n<|im_start|>assistant\n");
     let last = (second.clone(), "3<|im_end|>".to_owned());
     let set = opened(&talk, TrainedTurns::LastAssistant, 0.0).unwrap();
-    assert_eq!(turns(&set), [last.clone()]);
+    assert_eq!(turns(&set), std::slice::from_ref(&last));
     let set = opened(&talk, TrainedTurns::AllAssistant, 0.0).unwrap();
     assert_eq!(turns(&set), [(first.to_owned(), "2<|im_end|>".to_owned()), last]);
     // Both turns are in one datum: the second prompt extends the first turn.
@@ -164,6 +164,10 @@ fn rows_are_held_out_by_their_content_and_no_row_is_on_both_sides() {
     assert!((20..=60).contains(&held_out.len()), "{}", held_out.len());
     let fewer = prompts(&rows[..200], DemonstrationSplit::HeldOut);
     assert!(fewer.is_subset(&held_out), "adding rows moves no other");
+    // Of few rows at least one.
+    let few =
+        [prompts(&rows[..3], DemonstrationSplit::Train), prompts(&rows[..3], DemonstrationSplit::HeldOut)];
+    assert!(!few[1].is_empty() && few[0].len() + few[1].len() == 3, "{few:?}");
     let error = split(&rows[0], TrainedTurns::LastAssistant, 0.0, DemonstrationSplit::HeldOut).err().unwrap();
     assert!(error.contains("none is held out"), "{error}");
 }

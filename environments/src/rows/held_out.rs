@@ -10,11 +10,15 @@ use std::collections::BTreeMap;
 
 /// Whether a row is among the share that is held out.
 pub(crate) fn is_held_out(columns: &Columns, share: f64) -> bool {
+    place(columns) < share
+}
+
+/// Where a row stands between 0 and 1, evenly over all rows.
+pub(crate) fn place(columns: &Columns) -> f64 {
     let digest = Sha256::digest(canonical(columns));
     let first: [u8; 8] = std::array::from_fn(|i| digest[i]);
     // The upper 53 bits are exact as a float.
-    let place = (u64::from_be_bytes(first) >> 11) as f64 / (1_u64 << 53) as f64;
-    place < share
+    (u64::from_be_bytes(first) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 /// A row as JSON with the keys in order at every depth, so that the order in the file has no effect.

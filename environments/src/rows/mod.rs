@@ -5,7 +5,7 @@
 mod held_out;
 mod parquet;
 
-pub(crate) use held_out::is_held_out;
+pub(crate) use held_out::{is_held_out, place};
 use serde_json::{Map, Value};
 use std::fmt;
 use std::fs::File;
